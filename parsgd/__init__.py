@@ -1,0 +1,1 @@
+"""parsgd: research on parallel SGD in JAX."""
