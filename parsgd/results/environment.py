@@ -1,0 +1,69 @@
+"""Versions and machine, so that a number can carry where it was measured."""
+
+import os
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("parsgd", "jax", "flax", "optax", "numpy")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what a result depends on; null for what is not installed.
+
+    They are read from package metadata, so nothing is imported and no backend starts.
+
+    Examples:
+        >>> sorted(versions())
+        ['flax', 'jax', 'numpy', 'optax', 'parsgd', 'python']
+    """
+    found: dict[str, str | None] = {name: _version(name) for name in PACKAGES}
+    return found | {"python": platform.python_version()}
+
+
+def machine(devices: Iterable[object] = ()) -> dict[str, Any]:
+    """The machine in words: processor, usable cores, memory, platform, devices.
+
+    Args:
+        devices: the devices that the job used, for example ``jax.devices()``. They are
+            passed in because asking jax for them here would start a backend.
+
+    Examples:
+        >>> machine(devices=["cpu:0"])["devices"]
+        ['cpu:0']
+    """
+    return {
+        "cpu": _cpu_name(),
+        "cores": _usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "devices": [str(device) for device in devices],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _usable_cores() -> int:
+    # A container or taskset may leave this process fewer cores than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

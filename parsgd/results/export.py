@@ -1,0 +1,145 @@
+"""Write the table: all of it as CSV and Parquet, the readable part as Markdown."""
+
+import io
+from pathlib import Path
+
+import polars as pl
+
+from parsgd.results.files import write_atomic
+from parsgd.results.table import COLUMNS
+
+_HIDDEN = {
+    "accuracy_sem",
+    "seconds_to_target_sem",
+    "n",
+    "target",
+    "worker_batch",
+    "train_seconds",
+    "rounds_to_target",
+    "configuration",
+    "folders",
+}
+_OPTIONAL = {"task", "reason", "test_loss"}
+
+
+def write_csv(table: pl.DataFrame, path: str | Path) -> None:
+    """Write every column as CSV, in full precision; an empty field is a null."""
+    write_atomic(path, table.write_csv())
+
+
+def write_parquet(table: pl.DataFrame, path: str | Path) -> None:
+    """Write every column as Parquet, types kept."""
+    buffer = io.BytesIO()
+    table.write_parquet(buffer)
+    write_atomic(path, buffer.getvalue())
+
+
+def write_markdown(table: pl.DataFrame, path: str | Path) -> None:
+    """Write the readable columns as a Markdown table."""
+    write_atomic(path, markdown(table))
+
+
+def markdown(table: pl.DataFrame) -> str:
+    """The readable columns as a Markdown table, units in the headings."""
+    shown = readable(table)
+    rows = [[_cell(v) for v in row] for row in [shown.columns, *shown.rows()]]
+    rule = ["---"] * len(shown.columns)
+    return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], rule, *rows[1:]])
+
+
+def readable(table: pl.DataFrame) -> pl.DataFrame:
+    """The columns that a person compares, as text, units in the headings.
+
+    Means carry their standard error and n; columns that say nothing (one task, no
+    reason) are left out.
+
+    Args:
+        table: as `table` returns it.
+    """
+    shown = {}
+    for name in table.columns:
+        if name in _HIDDEN or (name in _OPTIONAL and _says_nothing(table, name)):
+            continue
+        heading, unit = _heading(name)
+        values = [_text(row, name, unit) for row in table.iter_rows(named=True)]
+        shown[heading] = pl.Series(heading, values, pl.String)
+    return pl.DataFrame(list(shown.values()))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for reading: few digits, thousands grouped, no exponent where avoidable.
+
+    Examples:
+        >>> number(12345.6), number(0.01234), number(3.0), number(None), number(2e-7)
+        ('12,346', '0.0123', '3', '', '2e-07')
+    """
+    if value is None:
+        return ""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for reading, in powers of 1000.
+
+    Examples:
+        >>> size(0), size(1500), size(2_340_000), size(None)
+        ('0 B', '1.5 kB', '2.34 MB', '')
+    """
+    if value is None:
+        return ""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"
+
+
+def plus_minus(mean: float | None, sem: float | None, form: str = ".4f") -> str:
+    """A mean with its standard error, where there is one.
+
+    Examples:
+        >>> plus_minus(0.97, 0.001), plus_minus(0.97, None), plus_minus(None, None)
+        ('0.9700 ± 0.0010', '0.9700', '')
+    """
+    if mean is None:
+        return ""
+    return f"{mean:{form}}" + (f" ± {sem:{form}}" if sem is not None else "")
+
+
+def _says_nothing(table: pl.DataFrame, name: str) -> bool:
+    if name == "task":
+        return table[name].n_unique() < 2
+    if name == "test_loss":  # wanted only where there is no accuracy to read
+        return table["accuracy"].is_not_null().any() or table[name].is_null().all()
+    return table[name].is_null().all()
+
+
+def _heading(name: str) -> tuple[str, str]:
+    if name not in COLUMNS:
+        return name, ""
+    column = COLUMNS[name]
+    # Bytes choose their own prefix in every cell.
+    unit = f" ({column.unit})" if column.unit and column.unit != "B" else ""
+    return column.title + unit, column.unit
+
+
+def _text(row: dict, name: str, unit: str) -> str:
+    value = row[name]
+    if name == "accuracy" and value is not None:
+        return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
+    if name == "seconds_to_target" and value is not None:
+        form = ".2f" if value < 100 else ".0f"
+        return plus_minus(value, row["seconds_to_target_sem"], form)
+    if unit == "B":
+        return size(value)
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int) and name not in ("samples_to_target",):
+        return str(value)
+    return number(value) if isinstance(value, int | float) else value or ""
+
+
+def _cell(value: str) -> str:
+    return value.replace("|", "\\|").replace("\n", " ")

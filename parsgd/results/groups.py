@@ -1,0 +1,199 @@
+"""Group jobs into configurations: jobs that differ only in their seed are one.
+
+A configuration is named in the user's own words: the strategy and whatever varies
+across the sweep, as in ``local_sgd, workers=4, scaling=linear``.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from parsgd.results.files import Job
+
+# Settings with a column of their own, and how a label spells them.
+SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
+_OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
+
+
+class Group(NamedTuple):
+    """One configuration and its jobs, one per seed."""
+
+    task: str
+    strategy: str
+    varied: dict[str, Any]  # what varies across the sweep and has no column of its own
+    jobs: tuple[Job, ...]
+    repeats: int  # jobs set aside because a later one repeats their seed
+    label: str
+
+    def setting(self, key: str) -> Any:
+        """A size of the configuration as it ran, or as it was asked for."""
+        for job in self.jobs:
+            if job.summary.get(key) is not None:
+                return job.summary[key]
+        return self.jobs[0].config.get(key)
+
+    def with_status(self, *statuses: str) -> tuple[Job, ...]:
+        """The jobs that ended in one of these ways."""
+        return tuple(job for job in self.jobs if job.status in statuses)
+
+
+def group(jobs: Iterable[Job]) -> list[Group]:
+    """Group jobs by configuration, in the order in which the jobs come.
+
+    Where the same configuration and seed occur more than once, a completed job wins
+    over others, then the one that started last; the number set aside is kept.
+    """
+    members: dict[str, list[Job]] = {}
+    for job in jobs:
+        members.setdefault(_identity(job), []).append(job)
+    by_task: dict[str, list[list[Job]]] = {}
+    for same in members.values():
+        by_task.setdefault(_choice(same[0], "task"), []).append(same)
+    return [
+        made for task, sets in by_task.items() for made in _groups_of_task(task, sets)
+    ]
+
+
+def mean_sem(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and standard error of the mean; the error is None for fewer than two.
+
+    Examples:
+        >>> mean_sem([1.0, 3.0])
+        (2.0, 1.0)
+        >>> mean_sem([])
+        (None, None)
+    """
+    n = len(values)
+    if not n:
+        return None, None
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, None
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    return mean, math.sqrt(variance / n)
+
+
+def overrides(job: Job) -> dict[str, str]:
+    """The job's overrides as a dict: ``+scaling=linear`` gives scaling: linear."""
+    pairs = (text.lstrip("+~").partition("=") for text in job.overrides)
+    return {key: value for key, _, value in pairs}
+
+
+def _groups_of_task(task: str, sets: list[list[Job]]) -> list[Group]:
+    kept = [_one_per_seed(same) for same in sets]
+    heads = [jobs[0] for jobs in kept]
+    keys = _varying(heads)
+    made = [
+        Group(
+            task=task,
+            strategy=_choice(jobs[0], "strategy"),
+            varied={key: _value(jobs[0], key) for key in keys},
+            jobs=jobs,
+            repeats=len(same) - len(jobs),
+            label="",
+        )
+        for same, jobs in zip(sets, kept, strict=True)
+    ]
+    sizes = [key for key in SIZES if len({str(g.setting(key)) for g in made}) > 1]
+    return [g._replace(label=_label(g, sizes)) for g in made]
+
+
+def _label(group: Group, sizes: Sequence[str]) -> str:
+    parts = [f"{SIZES[key]}={group.setting(key)}" for key in sizes]
+    parts += [
+        f"{key}={value}" for key, value in group.varied.items() if value is not None
+    ]
+    return ", ".join([group.strategy, *parts])
+
+
+def _identity(job: Job) -> str:
+    config = {key: value for key, value in job.config.items() if key != "seed"}
+    # A config may name its own output folder, which differs for every seed.
+    own = str(job.folder.resolve())
+    leaves = {k: v for k, v in _leaves(config).items() if own not in str(v)}
+    return json.dumps(leaves, sort_keys=True, default=str)
+
+
+def _one_per_seed(jobs: list[Job]) -> tuple[Job, ...]:
+    latest: dict[str, Job] = {}
+    order = sorted(jobs, key=lambda j: (j.status == "completed", j.started or ""))
+    for job in order:
+        latest[str(job.config.get("seed"))] = job
+    return tuple(job for job in jobs if latest[str(job.config.get("seed"))] is job)
+
+
+def _choice(job: Job, name: str) -> str:
+    """The name of a config group's choice, in the user's words where there are any."""
+    chosen = overrides(job).get(name)
+    if chosen:
+        return chosen
+    config = job.config.get(name)
+    if isinstance(config, Mapping):
+        target = config.get("_target_") or config.get("name") or "unknown"
+        return str(target).rpartition(".")[2]
+    return str(config) if config is not None else "unknown"
+
+
+def _varying(jobs: list[Job]) -> list[str]:
+    """Keys that differ between configurations and have no column of their own."""
+    asked = [overrides(job) for job in jobs]
+    keys = [
+        key
+        for key in dict.fromkeys(key for one in asked for key in one)
+        if key not in _OWN
+        and not key.startswith("hydra")
+        and len({one.get(key) for one in asked}) > 1
+    ]
+    columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
+    configs = [_leaves(job.config) for job in jobs]
+    strategies = [_choice(job, "strategy") for job in jobs]
+    for key in dict.fromkeys(key for config in configs for key in config):
+        explained = any(key == k or key.startswith(f"{k}.") for k in keys)
+        if key in _OWN or key == "strategy._target_" or explained:
+            continue
+        column = tuple(str(config.get(key)) for config in configs)
+        if column not in columns and _differs(key, configs, strategies):
+            keys.append(key)
+            columns.add(column)
+    return keys
+
+
+def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
+    if not key.startswith("strategy."):
+        return len({str(config.get(key)) for config in configs}) > 1
+    # Each strategy has arguments of its own: only a change within one is a choice.
+    within: dict[str, set[str]] = {}
+    for config, strategy in zip(configs, strategies, strict=True):
+        within.setdefault(strategy, set()).add(str(config.get(key)))
+    return any(len(values) > 1 for values in within.values())
+
+
+def _value(job: Job, key: str) -> Any:
+    asked = overrides(job).get(key)
+    if asked is None:
+        value = job.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        # An override group such as ``scaling`` resolves to the call that it names.
+        if isinstance(value, Mapping):
+            return _choice(job, key)
+        return json.dumps(value) if isinstance(value, list) else value
+    try:
+        return int(asked)
+    except ValueError:
+        try:
+            return float(asked)
+        except ValueError:
+            return asked
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as one dict with dotted keys; lists are leaves."""
+    leaves = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves

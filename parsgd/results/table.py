@@ -1,0 +1,196 @@
+"""One row per configuration: what it reached, what that cost, how it ended."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from parsgd.results.files import Job
+from parsgd.results.groups import Group, group, mean_sem
+from parsgd.results.target import Target, reached, targets
+
+
+class Column(NamedTuple):
+    """A column of the table: how a heading names it, its unit and what it means."""
+
+    title: str
+    unit: str
+    dtype: type[pl.DataType]
+    meaning: str
+
+
+_I, _F, _S = pl.Int64, pl.Float64, pl.String
+_TO = "mean over the runs that reached the target of what the first evaluation at or "
+_TO += "above it had cost; nothing is interpolated between evaluations"
+_SEM = "standard error of the mean; empty for fewer than two runs"
+COLUMNS = {
+    "strategy": Column("Strategy", "", _S, "the algorithm, as the config names it"),
+    "task": Column("Task", "", _S, "the data set and loss"),
+    "workers": Column("Workers", "", _I, "replicas in the algorithm, not devices"),
+    "local_steps": Column(
+        "Local steps", "", _I, "optimizer steps of each worker per round (H)"
+    ),
+    "worker_batch": Column("Worker batch", "", _I, "samples per worker and step"),
+    "global_batch": Column("Global batch", "", _I, "samples of all workers per step"),
+    "learning_rate": Column(
+        "Learning rate", "", _F, "the base rate after batch scaling"
+    ),
+    "accuracy": Column(
+        "Accuracy", "", _F, "final test accuracy of the readout, mean over n runs"
+    ),
+    "accuracy_sem": Column("Accuracy ±", "", _F, _SEM),
+    "test_loss": Column("Test loss", "", _F, "final test loss, mean over n runs"),
+    "n": Column("n", "", _I, "completed runs, one per seed, behind the means"),
+    "target": Column("Target", "", _F, "the test accuracy that is raced to"),
+    "seconds_to_target": Column("Time to target", "s", _F, f"training seconds; {_TO}"),
+    "seconds_to_target_sem": Column("Time to target ±", "s", _F, _SEM),
+    "samples_to_target": Column(
+        "Samples to target", "", _F, f"samples of all workers; {_TO}"
+    ),
+    "rounds_to_target": Column(
+        "Rounds to target", "", _F, f"synchronisation rounds; {_TO}"
+    ),
+    "bytes_to_target": Column(
+        "Bytes to target", "B", _F, f"bytes sent by one worker; {_TO}"
+    ),
+    "reached": Column(
+        "Reached",
+        "",
+        _S,
+        "runs that reached the target, of those completed or diverged",
+    ),
+    "train_seconds": Column(
+        "Training time", "s", _F, "whole run without compilation and evaluation"
+    ),
+    "samples_per_second": Column(
+        "Throughput", "samples/s", _F, "training samples of all workers per second"
+    ),
+    "bytes_per_round": Column(
+        "Bytes per round", "B", _F, "sent by one worker per round, from the program"
+    ),
+    "dense_over_sent": Column(
+        "Dense/sent",
+        "×",
+        _F,
+        "bytes of an all-reduce of the gradients every step, over the bytes sent",
+    ),
+    "status": Column("Status", "", _S, "how the runs ended"),
+    "reason": Column("Reason", "", _S, "why a run did not complete"),
+    "configuration": Column("Configuration", "", _S, "strategy and what varies"),
+    "folders": Column("Folders", "", _S, "where the runs' files are"),
+}
+
+
+def table(jobs: Iterable[Job], target: float | None = None) -> pl.DataFrame:
+    """One row per configuration; jobs that differ only in ``seed`` are its runs.
+
+    The columns are those of `COLUMNS`, with what varies across the sweep after
+    ``task``. Rows come by task; those that always reach the target first, soonest
+    first; then by accuracy.
+
+    Args:
+        jobs: as `load` returns them.
+        target: test accuracy to race to; see `targets` for the default.
+
+    Raises:
+        UserError: the target is not in (0, 1].
+    """
+    groups = group(jobs)
+    return table_of_groups(groups, targets(groups, target))
+
+
+def table_of_groups(
+    groups: Sequence[Group], goals: dict[str, Target], *, sort: bool = True
+) -> pl.DataFrame:
+    """`table`, for jobs that are grouped already; rows as given where not sorted."""
+    varied = list(dict.fromkeys(key for g in groups for key in g.varied))
+    # A varied key may spell like a column: the column keeps its name.
+    names = {key: key if key not in COLUMNS else f"{key} (varied)" for key in varied}
+    rows = [
+        _row(g, goals[g.task].value) | {names[key]: g.varied.get(key) for key in varied}
+        for g in groups
+    ]
+    if sort:
+        rows.sort(key=_rank)
+    head, tail = list(COLUMNS)[:2], list(COLUMNS)[2:]
+    series = [pl.Series(k, [r[k] for r in rows], COLUMNS[k].dtype) for k in head]
+    series += [_series(name, [r[name] for r in rows]) for name in names.values()]
+    series += [pl.Series(k, [r[k] for r in rows], COLUMNS[k].dtype) for k in tail]
+    return pl.DataFrame(series)
+
+
+def _row(g: Group, target: float | None) -> dict[str, Any]:
+    done = g.with_status("completed")
+    judged = g.with_status("completed", "diverged")
+    finals = [job.final or {} for job in done]
+    hits = [line for job in judged if (line := reached(job, target)) is not None]
+    accuracy, accuracy_sem = mean_sem(_known(finals, "test_accuracy"))
+    seconds, seconds_sem = mean_sem(_known(hits, "seconds"))
+    summaries = [job.summary for job in done]
+    sent = mean_sem(_known(summaries, "bytes_per_round"))[0]
+    dense = mean_sem(_known(summaries, "bytes_dense_per_round"))[0]
+    return {
+        "strategy": g.strategy,
+        "task": g.task,
+        **{key: g.setting(key) for key in list(COLUMNS)[2:6]},
+        "learning_rate": _learning_rate(g),
+        "accuracy": accuracy,
+        "accuracy_sem": accuracy_sem,
+        "test_loss": mean_sem(_known(finals, "test_loss"))[0],
+        "n": len(done),
+        "target": target,
+        "seconds_to_target": seconds,
+        "seconds_to_target_sem": seconds_sem,
+        "samples_to_target": mean_sem(_known(hits, "samples"))[0],
+        "rounds_to_target": mean_sem(_known(hits, "round"))[0],
+        "bytes_to_target": mean_sem(_known(hits, "bytes"))[0],
+        "reached": f"{len(hits)} of {len(judged)}" if judged and target else None,
+        "train_seconds": mean_sem(_known(summaries, "train_seconds"))[0],
+        "samples_per_second": mean_sem(_known(summaries, "samples_per_second"))[0],
+        "bytes_per_round": sent,
+        "dense_over_sent": dense / sent if dense is not None and sent else None,
+        "status": _status(g.jobs),
+        "reason": "; ".join(dict.fromkeys(j.reason for j in g.jobs if j.reason))
+        or None,
+        "configuration": g.label,
+        "folders": "; ".join(str(job.folder) for job in g.jobs),
+    }
+
+
+def _learning_rate(g: Group) -> float | None:
+    # Of a job that failed early only its last evaluation may know the scaled rate.
+    rates = [
+        g.setting("learning_rate"),
+        *((j.final or {}).get("learning_rate") for j in g.jobs),
+    ]
+    return next((float(r) for r in rates if isinstance(r, int | float)), None)
+
+
+def _known(records: Iterable[dict[str, Any]], key: str) -> list[float]:
+    return [float(r[key]) for r in records if r.get(key) is not None]
+
+
+def _status(jobs: Sequence[Job]) -> str:
+    counts = Counter(job.status for job in jobs)
+    if len(counts) == 1:
+        return jobs[0].status
+    return ", ".join(f"{n} {status}" for status, n in counts.items())
+
+
+def _rank(row: dict[str, Any]) -> tuple:
+    k, _, m = (row["reached"] or "").partition(" of ")
+    sure = bool(k) and k == m and row["seconds_to_target"] is not None
+    seconds = row["seconds_to_target"] if sure else 0.0
+    accuracy = row["accuracy"] if row["accuracy"] is not None else -1.0
+    return row["task"], not sure, seconds, -accuracy, row["configuration"]
+
+
+def _series(name: str, values: list[Any]) -> pl.Series:
+    known = [v for v in values if v is not None]
+    if known and all(isinstance(v, bool) for v in known):
+        return pl.Series(name, values, pl.Boolean)
+    if any(isinstance(v, str | bool) for v in known) or not known:
+        return pl.Series(name, [v if v is None else str(v) for v in values], pl.String)
+    whole = all(isinstance(v, int) for v in known)
+    return pl.Series(name, values, pl.Int64 if whole else pl.Float64, strict=False)

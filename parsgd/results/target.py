@@ -1,0 +1,76 @@
+"""The accuracy that configurations race to, and the evaluation that reaches it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from parsgd.errors import UserError
+from parsgd.results.files import Job
+from parsgd.results.groups import Group
+
+SHARE = 0.98  # of the best accuracy: near the top, yet within reach of most
+
+
+class Target(NamedTuple):
+    """A test accuracy to reach, None where there is none, and where it comes from."""
+
+    value: float | None
+    origin: str
+
+
+def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, Target]:
+    """The target of each task.
+
+    Args:
+        groups: configurations, of one task or several.
+        target: a test accuracy in (0, 1] for all of them. Without it, a task's target
+            is the ``target_accuracy`` of its configs if all agree, else 98 % of the
+            best test accuracy that any of its jobs reached, to three decimals.
+
+    Raises:
+        UserError: the target is not in (0, 1].
+    """
+    if target is not None and not 0 < target <= 1:
+        raise UserError(
+            f"target {target:g} is not an accuracy: give a fraction in (0, 1], such as "
+            f"{target / 100:g}"
+            if 1 < target <= 100
+            else f"target {target:g} is not an accuracy: give a fraction in (0, 1]"
+        )
+    by_task: dict[str, list[Job]] = {}
+    for group in groups:
+        by_task.setdefault(group.task, []).extend(group.jobs)
+    if target is not None:
+        return {task: Target(target, "as asked") for task in by_task}
+    return {task: _default(jobs) for task, jobs in by_task.items()}
+
+
+def reached(job: Job, target: float | None) -> dict[str, Any] | None:
+    """The first evaluation whose test accuracy is at least the target, or None.
+
+    There is no interpolation between evaluations: the cost to the target is that of an
+    evaluation that was made.
+    """
+    if target is None:
+        return None
+    for line in job.metrics:
+        accuracy = line.get("test_accuracy")
+        if accuracy is not None and accuracy >= target:
+            return line
+    return None
+
+
+def _default(jobs: Iterable[Job]) -> Target:
+    jobs = list(jobs)
+    first, *others = {job.config.get("target_accuracy") for job in jobs}
+    if first is not None and not others:
+        return Target(float(first), "the target_accuracy of every config")
+    accuracies = [
+        line["test_accuracy"]
+        for job in jobs
+        for line in job.metrics
+        if line.get("test_accuracy") is not None
+    ]
+    value = round(SHARE * max(accuracies, default=0.0), 3)
+    if value <= 0:
+        return Target(None, "no test accuracy was measured")
+    return Target(value, f"{SHARE:.0%} of the best, {max(accuracies):.4f}")

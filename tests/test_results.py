@@ -1,0 +1,330 @@
+"""Job files, grouping, and the table's numbers."""
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from parsgd import results
+from parsgd.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parent))
+fake_jobs = importlib.import_module("fake_jobs")
+fake_job, fake_config = fake_jobs.fake_job, fake_jobs.fake_config
+
+
+def write_job(folder, lines, *, seed=0, status="completed", summary=None, **config):
+    """A job with exactly these evaluations."""
+    config = fake_config(seed=seed, **config)
+    results.begin(folder, config)
+    for line in lines:
+        results.append(folder, line)
+    results.finish(
+        folder,
+        {
+            "status": status,
+            "config": config,
+            "summary": summary or {},
+            "final": lines[-1] if lines else None,
+        },
+    )
+
+
+def line(round, accuracy, seconds=None, **more):
+    seconds = round / 10 if seconds is None else seconds
+    sizes = {"samples": round * 100, "bytes": round * 1000, "seconds": seconds}
+    return {"round": round, "test_accuracy": accuracy, **sizes, **more}
+
+
+def test_round_trip(tmp_path):
+    fake_job(tmp_path / "a", seed=7, overrides=["workers=4"])
+    (job,) = results.load(tmp_path)
+    assert job.status == "completed" and job.config["seed"] == 7
+    assert job.overrides == ("workers=4",) and len(job.metrics) == 11
+    assert job.final == job.metrics[-1]
+    assert json.loads((tmp_path / "a/result.json").read_text())["schema"] == 1
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+    ]
+
+
+def test_non_finite_and_array_numbers(tmp_path):
+    results.begin(tmp_path, {"lr": np.float32(0.5), "seed": 0})
+    results.append(tmp_path, {"round": np.int64(3), "test_loss": math.nan})
+    results.append(tmp_path, {"round": 4, "test_loss": np.array(-np.inf), "x": [1e400]})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert [json.loads(t) for t in text.splitlines()] == [
+        {"round": 3, "test_loss": None},
+        {"round": 4, "test_loss": None, "x": [None]},
+    ]
+    with pytest.raises(TypeError, match="function cannot be stored"):
+        results.append(tmp_path, {"round": lambda: 0})
+
+
+def test_H1_finish_is_atomic(tmp_path, monkeypatch):
+    fake_job(tmp_path)
+    before = (tmp_path / "result.json").read_text()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        results.finish(tmp_path, {"status": "failed"})
+    assert (tmp_path / "result.json").read_text() == before
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_H2_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/job"):
+        results.begin(tmp_path / "file" / "job", {})
+
+
+def test_begin_clears_an_older_try(tmp_path):
+    fake_job(tmp_path)
+    results.begin(tmp_path, fake_config())
+    (job,) = results.load(tmp_path)
+    assert job.status == "interrupted" and job.metrics == ()
+    assert "before it evaluated" in job.reason
+
+
+def test_killed_job_keeps_good_lines_and_can_go_on(tmp_path):
+    results.begin(tmp_path, fake_config())
+    results.append(tmp_path, line(0, 0.1))
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"round": 5, "test_acc')
+    job = results.read_job(tmp_path)
+    assert [x["round"] for x in job.metrics] == [0]
+    assert job.status == "interrupted" and "round 0" in job.reason
+    results.append(tmp_path, line(10, 0.5))
+    assert [x["round"] for x in results.read_job(tmp_path).metrics] == [0, 10]
+
+
+def test_broken_line_in_the_middle_is_named(tmp_path):
+    results.begin(tmp_path, fake_config())
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n{"rou\n{"round": 2}\n')
+    with pytest.raises(UserError, match="line 2"):
+        results.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": 2, "status": "completed"}', "newer parsgd .schema 2.*upgrade"),
+        ('{"accuracy": 1}', "not a parsgd result"),
+        ("[1, 2]", "not a parsgd result"),
+        ('{"schema": true}', "not a parsgd result"),
+        ("{", "not JSON"),
+        ('{"schema": 1, "status": "odd"}', "'odd', not one of"),
+    ],
+)
+def test_foreign_result(tmp_path, text, message):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        results.load(tmp_path)
+    assert str(tmp_path / "result.json") in str(caught.value)
+
+
+def test_load_finds_each_job_once_in_natural_order(tmp_path):
+    for name in ("10", "9", "deep/er/1"):
+        fake_job(tmp_path / name, evaluations=1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "metrics.jsonl").write_text("not ours\n")
+    jobs = results.load([tmp_path, tmp_path / "9"])
+    names = [str(job.folder.relative_to(tmp_path)) for job in jobs]
+    assert names == ["9", "10", "deep/er/1"]
+
+
+def test_load_says_what_is_missing(tmp_path):
+    with pytest.raises(UserError, match="no folder"):
+        results.load(tmp_path / "none")
+    with pytest.raises(UserError, match="no jobs in"):
+        results.load(tmp_path)
+
+
+def test_overrides_of_an_interrupted_job_come_from_hydra(tmp_path):
+    fake_job(tmp_path, status="interrupted")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=slow\n")
+    frame = results.table(results.load(tmp_path))
+    assert frame["strategy"].to_list() == ["slow"]
+
+
+def test_seeds_are_grouped_with_mean_and_sem(tmp_path):
+    for seed, accuracy in enumerate([0.90, 0.92, 0.97]):
+        write_job(tmp_path / str(seed), [line(0, 0.1), line(9, accuracy)], seed=seed)
+    (row,) = results.table(results.load(tmp_path)).to_dicts()
+    assert row["n"] == 3
+    assert row["accuracy"] == pytest.approx(0.93)
+    # numpy's ddof=1 is the independent formula
+    sem = np.std([0.90, 0.92, 0.97], ddof=1) / np.sqrt(3)
+    assert row["accuracy_sem"] == pytest.approx(sem)
+
+
+def test_single_seed_has_no_standard_error(tmp_path):
+    fake_job(tmp_path)
+    (row,) = results.table(results.load(tmp_path)).to_dicts()
+    assert row["n"] == 1 and row["accuracy_sem"] is None
+
+
+def test_to_target_is_the_first_evaluation_without_interpolation(tmp_path):
+    curve = [line(0, 0.1), line(10, 0.5), line(20, 0.95), line(30, 0.80)]
+    write_job(tmp_path, curve)
+    (row,) = results.table(results.load(tmp_path), target=0.7).to_dicts()
+    assert row["rounds_to_target"] == 20 and row["samples_to_target"] == 2000
+    assert row["bytes_to_target"] == 20_000 and row["seconds_to_target"] == 2.0
+    assert row["reached"] == "1 of 1"
+
+
+def test_seed_that_misses_the_target_is_told_and_diverged_counts(tmp_path):
+    write_job(tmp_path / "0", [line(0, 0.1), line(10, 0.9)], seed=0)
+    write_job(tmp_path / "1", [line(0, 0.1), line(10, 0.6)], seed=1)
+    write_job(tmp_path / "2", [line(0, 0.1)], seed=2, status="diverged")
+    write_job(tmp_path / "3", [], seed=3, status="failed")
+    (row,) = results.table(results.load(tmp_path), target=0.8).to_dicts()
+    assert row["reached"] == "1 of 3" and row["rounds_to_target"] == 10
+    assert row["status"] == "2 completed, 1 diverged, 1 failed" and row["n"] == 2
+    (row,) = results.table(results.load(tmp_path), target=0.99).to_dicts()
+    assert row["reached"] == "0 of 3" and row["seconds_to_target"] is None
+
+
+def test_default_target(tmp_path):
+    write_job(tmp_path / "0", [line(0, 0.1), line(9, 0.5), line(10, 0.4)], workers=1)
+    write_job(tmp_path / "1", [line(0, 0.1)], workers=2)
+    groups = results.group(results.load(tmp_path))
+    (target,) = results.targets(groups).values()
+    assert target.value == 0.49 and "98% of the best" in target.origin
+    for i in (0, 1):
+        write_job(tmp_path / f"{i}", [line(0, 0.1)], workers=i + 1, target_accuracy=0.8)
+    (target,) = results.targets(results.group(results.load(tmp_path))).values()
+    assert target.value == 0.8 and "target_accuracy" in target.origin
+
+
+@pytest.mark.parametrize("target", [0, -1, 97, math.nan])
+def test_impossible_target(tmp_path, target):
+    fake_job(tmp_path)
+    with pytest.raises(UserError, match="not an accuracy"):
+        results.table(results.load(tmp_path), target=target)
+
+
+def test_what_varies_gets_a_column_in_the_users_words(tmp_path):
+    for i, (rule, zeta) in enumerate([("none", 1.0), ("linear", 1.0), ("none", 0.5)]):
+        config = {"scaling": {"_target_": f"parsgd.{rule}", "warmup": i}}
+        config["strategy"] = {"_target_": "parsgd.block_momentum", "zeta": zeta}
+        write_job(tmp_path / str(i), [line(0, 0.1)], **config)
+        path = tmp_path / str(i) / "result.json"
+        record = json.loads(path.read_text())
+        record["overrides"] = [f"+scaling={rule}", f"strategy.zeta={zeta}", "seed=0"]
+        path.write_text(json.dumps(record))
+    frame = results.table(results.load(tmp_path))
+    assert set(frame["scaling"]) == {"none", "linear"}
+    assert set(frame["strategy.zeta"]) == {1.0, 0.5}
+    # the group's resolved leaves are explained by the override
+    assert not [c for c in frame.columns if c.startswith("scaling.")]
+    assert frame.height == 3
+    assert "block_momentum, scaling=linear, strategy.zeta=1.0" in set(
+        frame["configuration"]
+    )
+
+
+def test_what_varies_without_overrides_comes_from_the_config(tmp_path):
+    for i, (name, lr) in enumerate([("a", 0.1), ("a", 0.2), ("b", 0.2)]):
+        strategy = {"_target_": f"parsgd.{name}", f"only_{name}": 1, "lr": lr}
+        write_job(tmp_path / str(i), [line(0, 0.1)], strategy=strategy)
+    frame = results.table(results.load(tmp_path))
+    assert "strategy.lr" in frame.columns
+    assert not [c for c in frame.columns if "only" in c]
+
+
+def test_own_output_folder_in_the_config_does_not_split_seeds(tmp_path):
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        write_job(folder, [line(0, 0.1)], seed=seed, out=str(folder / "checkpoints"))
+    assert results.table(results.load(tmp_path))["n"].to_list() == [2]
+
+
+def test_repeated_seed_is_not_counted_twice(tmp_path):
+    write_job(tmp_path / "0", [line(0, 0.5)], status="failed")
+    write_job(tmp_path / "1", [line(0, 0.6)])
+    write_job(tmp_path / "2", [line(0, 0.7)])
+    (group,) = results.group(results.load(tmp_path))
+    assert group.repeats == 2
+    assert [job.folder.name for job in group.jobs] == ["2"]
+
+
+def test_rows_come_soonest_first_and_partial_reach_later(tmp_path):
+    write_job(tmp_path / "0", [line(0, 0.1), line(30, 0.9)], workers=1)
+    write_job(tmp_path / "1", [line(0, 0.1), line(10, 0.9)], workers=2)
+    write_job(tmp_path / "2", [line(0, 0.1), line(5, 0.9)], workers=4)
+    write_job(tmp_path / "3", [line(0, 0.1), line(5, 0.2)], workers=4, seed=1)
+    frame = results.table(results.load(tmp_path), target=0.8)
+    assert frame["workers"].to_list() == [2, 1, 4]
+
+
+def test_dense_over_sent(tmp_path):
+    sent = {"bytes_per_round": 100, "bytes_dense_per_round": 400}
+    write_job(tmp_path / "0", [line(0, 0.1)], summary=sent)
+    none = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
+    write_job(tmp_path / "1", [line(0, 0.1)], workers=1, summary=none)
+    frame = results.table(results.load(tmp_path))
+    assert dict(zip(frame["workers"], frame["dense_over_sent"], strict=True)) == {
+        4: 4.0,
+        1: None,
+    }
+
+
+def test_failed_and_empty_jobs_are_rows(tmp_path):
+    fake_job(tmp_path / "0", status="failed", reason="bad | batch", evaluations=0)
+    fake_job(tmp_path / "1", workers=2, evaluations=0)
+    fake_job(tmp_path / "2", workers=3, regression=True)
+    frame = results.table(results.load(tmp_path))
+    assert frame.height == 3 and frame["accuracy"].null_count() == 3
+    assert "bad | batch" in set(frame["reason"])
+    assert "bad \\| batch" in results.markdown(frame)
+
+
+def test_export_keeps_the_numbers(tmp_path):
+    for i in range(3):
+        fake_job(tmp_path / str(i), workers=2**i)
+    frame = results.table(results.load(tmp_path))
+    results.write_parquet(frame, tmp_path / "t.parquet")
+    results.write_csv(frame, tmp_path / "t.csv")
+    results.write_markdown(frame, tmp_path / "t.md")
+    assert pl.read_parquet(tmp_path / "t.parquet").equals(frame)
+    again = pl.read_csv(tmp_path / "t.csv", schema_overrides=frame.schema)
+    assert again.equals(frame)
+    rows = (tmp_path / "t.md").read_text().splitlines()
+    assert len(rows) == 5 and len({row.count("|") for row in rows}) == 1
+    assert "Time to target (s)" in rows[0] and "(n=1)" in rows[2]
+
+
+def test_every_column_is_defined():
+    assert all(c.title and c.meaning for c in results.COLUMNS.values())
+
+
+def test_I2_import_is_light():
+    code = (
+        "import sys, parsgd; before = set(sys.modules); import parsgd.results;"
+        "heavy = {'jax', 'plotly', 'matplotlib', 'itables', 'IPython'};"
+        "print(sorted(heavy & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_environment_starts_no_backend():
+    assert results.versions()["parsgd"] and results.versions()["jax"]
+    machine = results.machine(devices=[1])
+    assert machine["devices"] == ["1"] and machine["cores"] >= 1
+    assert machine["memory_bytes"] > 0 and machine["cpu"]
