@@ -1,0 +1,227 @@
+"""Which examples each worker sees at each step: a pure function of the step.
+
+With ``B = W * b`` the global batch, epoch ``e`` has one permutation ``p_e`` of all
+``N`` examples, drawn from ``(seed, e)``, over all workers together::
+
+    global batch s of the epoch  = p_e[s * B : (s + 1) * B]
+    worker w's share of it       = its slots [w * b : (w + 1) * b]
+
+So shards are disjoint, every example comes once per epoch, synchronous SGD sees the
+same samples for every W at equal B, and a resumed run needs only its step.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from parsgd.errors import UserError
+
+Tail = Literal["drop", "weight"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order of a run, without state: ``batch = f(seed, epoch, step, worker)``.
+
+    ``N`` is rarely a multiple of ``B``; ``tail`` says what becomes of the rest ``n``:
+
+    - ``"drop"``: those ``n`` examples sit out this epoch (others the next: the
+      permutation changes).
+    - ``"weight"``: they form a last, partial global batch. Its slots carry the weight
+      ``B / n``, the remaining slots are padded with the epoch's first examples at
+      weight 0, so the mean over all ``B`` slots of ``weight * loss`` is exactly the
+      mean over the ``n`` examples, and batch statistics still see real data.
+
+    Attributes:
+      examples: N, the size of the training set.
+      workers: W, at least 1.
+      worker_batch: b, examples per worker and step, at least 1.
+      seed: non-negative; with the epoch it determines the permutation.
+      tail: ``"drop"`` or ``"weight"``.
+
+    Raises:
+      UserError: a size is below 1, or the global batch exceeds the data.
+
+    Examples:
+      >>> order = Order(examples=10, workers=2, worker_batch=2)
+      >>> order.steps_per_epoch, order.dropped
+      (2, 2)
+      >>> order.describe()
+      '2 of 10 samples dropped per epoch (global_batch 4)'
+      >>> index, weight = order.indices(start=0, count=4)  # two epochs
+      >>> index.shape, weight is None
+      ((4, 2, 2), True)
+    """
+
+    examples: int
+    workers: int = 1
+    worker_batch: int = 1
+    seed: int = 0
+    tail: Tail = "drop"
+
+    def __post_init__(self):
+        for key in ("examples", "workers", "worker_batch"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key}={getattr(self, key)}: it must be at least 1.")
+        if self.seed < 0:
+            raise UserError(f"seed={self.seed}: it must be 0 or more.")
+        if self.tail not in ("drop", "weight"):
+            raise UserError(f"tail={self.tail!r}: choose 'drop' or 'weight'.")
+        if self.global_batch > self.examples:
+            raise UserError(
+                f"workers={self.workers} x worker_batch={self.worker_batch} is a "
+                f"global_batch of {self.global_batch}, more than the {self.examples} "
+                f"training examples: {_advice(self.examples, self.workers)}."
+            )
+
+    @classmethod
+    def of_global_batch(
+        cls,
+        *,
+        examples: int,
+        workers: int = 1,
+        global_batch: int,
+        seed: int = 0,
+        tail: Tail = "drop",
+    ) -> "Order":
+        """The order that shares ``global_batch`` equally among the workers.
+
+        Raises:
+          UserError: ``global_batch`` is not a positive multiple of ``workers``; the
+            message names the nearest valid values.
+
+        Examples:
+          >>> order = Order.of_global_batch(examples=64, workers=4, global_batch=8)
+          >>> order.worker_batch
+          2
+          >>> Order.of_global_batch(examples=64, workers=4, global_batch=10)
+          ... # doctest: +ELLIPSIS
+          Traceback (most recent call last):
+          parsgd.errors.UserError: global_batch=10 cannot be shared equally by ...
+        """
+        if workers < 1 or global_batch < 1:
+            raise UserError(
+                f"workers={workers}, global_batch={global_batch}: "
+                "both must be at least 1."
+            )
+        if global_batch % workers:
+            raise UserError(
+                f"global_batch={global_batch} cannot be shared equally by "
+                f"workers={workers}: use {_nearest(global_batch, workers)}."
+            )
+        return cls(
+            examples=examples,
+            workers=workers,
+            worker_batch=global_batch // workers,
+            seed=seed,
+            tail=tail,
+        )
+
+    @property
+    def global_batch(self) -> int:
+        """B = W * b, the examples of one step of all workers."""
+        return self.workers * self.worker_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of each worker in one epoch."""
+        full, rest = divmod(self.examples, self.global_batch)
+        return full + (rest > 0 and self.tail == "weight")
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Distinct examples used in one epoch, by all workers together."""
+        return self.examples - self.dropped
+
+    @property
+    def dropped(self) -> int:
+        """Examples that sit out each epoch."""
+        return self.examples % self.global_batch if self.tail == "drop" else 0
+
+    def describe(self) -> str:
+        """One line for the start of a run: what happens to the last partial batch."""
+        batch, rest = self.global_batch, self.examples % self.global_batch
+        if rest == 0:
+            return f"all {self.examples} samples in every epoch (global_batch {batch})"
+        if self.tail == "drop":
+            return (
+                f"{rest} of {self.examples} samples dropped per epoch "
+                f"(global_batch {batch})"
+            )
+        return (
+            f"all {self.examples} samples in every epoch; its last batch holds "
+            f"{rest} of {batch}, weighted exactly (global_batch {batch})"
+        )
+
+    def indices(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The examples of steps ``start .. start + count - 1``, over any epochs.
+
+        Args:
+          start: first optimizer step, counted from the beginning of the run.
+          count: number of steps.
+
+        Returns:
+          ``index [count, W, b] int32`` into the training split, and
+          ``weight [count, W, b] float32``, or None when no slot is ever padded.
+        """
+        if start < 0 or count < 0:
+            raise UserError(f"start={start}, count={count}: both must be 0 or more.")
+        per_epoch = self.steps_per_epoch
+        index = np.empty((count, self.global_batch), np.int32)
+        for epoch in range(start // per_epoch, -(-(start + count) // per_epoch)):
+            first = max(start, epoch * per_epoch)
+            last = min(start + count, (epoch + 1) * per_epoch)
+            batches = self._epoch(epoch)
+            index[first - start : last - start] = batches[
+                first - epoch * per_epoch : last - epoch * per_epoch
+            ]
+        slots = (count, self.workers, self.worker_batch)
+        rest = self.examples % self.global_batch
+        if self.tail == "drop" or rest == 0:
+            return index.reshape(slots), None
+        weight = np.ones((count, self.global_batch), np.float32)
+        partial = np.arange(start, start + count) % per_epoch == per_epoch - 1
+        weight[partial, :rest] = self.global_batch / rest
+        weight[partial, rest:] = 0.0
+        return index.reshape(slots), weight.reshape(slots)
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """One epoch's batches, ``[steps_per_epoch, B]``."""
+        order = _permutation(self.examples, self.seed, epoch)
+        size = self.steps_per_epoch * self.global_batch
+        if size > self.examples:
+            order = np.concatenate([order, order[: size - self.examples]])
+        return order[:size].reshape(-1, self.global_batch)
+
+
+# A dispatch of several rounds and the next one ask for the same few epochs.
+@functools.lru_cache(maxsize=16)
+def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
+    stream = np.random.SeedSequence(seed, spawn_key=(epoch,))
+    order = np.random.Generator(np.random.Philox(stream)).permutation(
+        np.arange(examples, dtype=np.int32)
+    )
+    order.setflags(write=False)
+    return order
+
+
+def _advice(examples: int, workers: int) -> str:
+    if workers > examples:
+        return f"use at most workers={examples}"
+    return (
+        f"use worker_batch={examples // workers} or less with {workers} workers, "
+        "or fewer workers"
+    )
+
+
+def _nearest(global_batch: int, workers: int) -> str:
+    """Valid values beside what was asked: batches first, then worker counts."""
+    lower = global_batch // workers * workers
+    batches = [str(size) for size in (lower, lower + workers) if size > 0]
+    divisors = [w for w in range(1, global_batch + 1) if global_batch % w == 0]
+    below = [w for w in divisors if w < workers][-1:]
+    above = [w for w in divisors if w > workers][:1]
+    counts = " or ".join(map(str, below + above))
+    return f"global_batch={' or '.join(batches)}, or workers={counts}"

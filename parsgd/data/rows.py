@@ -1,0 +1,110 @@
+"""Helpers shared by the sources of tabular data: splitting, labels, scaling."""
+
+import numpy as np
+
+from parsgd.data.dataset import Dataset, Split, Standardize, as_floats, shared
+from parsgd.errors import UserError
+
+
+def from_arrays(
+    name: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    *,
+    standardize: bool = True,
+) -> Dataset:
+    """A validated data set from arrays as users have them.
+
+    Labels of any whole numbers or strings become ``0 .. classes - 1`` in sorted
+    order. ``uint8`` inputs (images) stay ``uint8`` and are standardised on the device
+    by the one mean and standard deviation of the training split; other inputs become
+    ``float32`` and are standardised here: matrices per column, higher ranks by one
+    mean and standard deviation. All statistics come from the training split alone.
+
+    Args:
+      name: for messages, tables and logs.
+      train: inputs ``[N, ...]`` and labels ``[N]``.
+      test: the same for the held-out examples.
+      standardize: False leaves the values as they are (as ``float32``).
+
+    Raises:
+      UserError: as `parsgd.data.validate`, or if the labels cannot be class ids.
+    """
+    values, (y_train, y_test) = _class_ids(name, train[1], test[1])
+    x_train, x_test = train[0], test[0]
+    prepare = as_floats
+    if x_train.dtype == x_test.dtype == np.uint8:
+        if standardize:
+            prepare = Standardize(float(x_train.mean()), float(x_train.std()) or 1.0)
+    else:
+        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+        if standardize and len(x_train):
+            axis = 0 if x_train.ndim == 2 else None
+            mean = x_train.mean(axis=axis, dtype=np.float64)
+            std = x_train.std(axis=axis, dtype=np.float64)
+            # A constant column carries nothing: it becomes 0, not 0 / 0.
+            std = np.where(std > 0, std, 1.0)
+            x_train = ((x_train - mean) / std).astype(np.float32)
+            x_test = ((x_test - mean) / std).astype(np.float32)
+    return shared(
+        Dataset(
+            name=name,
+            train=Split(x_train, y_train),
+            test=Split(x_test, y_test),
+            classes=len(values),
+            prepare=prepare,
+        )
+    )
+
+
+def split_rows(
+    x: np.ndarray, y: np.ndarray, *, test_fraction: float, seed: int, name: str
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Training and test rows by one seeded permutation, in that order.
+
+    Args:
+      x: inputs ``[N, ...]``.
+      y: labels ``[N]``.
+      test_fraction: share of the rows held out, in (0, 1), rounded to whole rows.
+      seed: of the permutation; the same seed gives the same split on every run.
+      name: for the message.
+
+    Raises:
+      UserError: the fraction leaves one of the splits empty.
+    """
+    held_out = round(len(x) * test_fraction)
+    if not 0 < test_fraction < 1 or not 0 < held_out < len(x):
+        raise UserError(
+            f"{name}: test_fraction={test_fraction} of {len(x)} examples leaves one of "
+            "the two splits empty: choose a value between 0 and 1, for example 0.2."
+        )
+    order = np.random.default_rng(seed).permutation(len(x))
+    train, test = order[held_out:], order[:held_out]
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def _class_ids(
+    name: str, *labels: np.ndarray
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The sorted distinct labels, and each array as positions among them."""
+    for y in labels:
+        if y.ndim != 1:
+            raise UserError(
+                f"{name}: labels of shape {y.shape}: give one class per example."
+            )
+        if y.dtype.kind == "f":
+            if not np.isfinite(y).all():
+                raise UserError(f"{name}: some labels are NaN: remove those examples.")
+            if (y != np.round(y)).any():
+                raise UserError(
+                    f"{name}: labels such as {y[y != np.round(y)][0]} are not whole "
+                    "numbers: this task sorts examples into classes."
+                )
+        elif y.dtype.kind not in "iubU":
+            raise UserError(
+                f"{name}: labels are {y.dtype}: use whole numbers or strings."
+            )
+    values, ids = np.unique(np.concatenate(labels), return_inverse=True)
+    ids = ids.astype(np.int32)
+    ends = np.cumsum([len(y) for y in labels])[:-1]
+    return values, tuple(np.split(ids, ends))

@@ -1,0 +1,92 @@
+"""Flax nnx modules as a `Model`: split into arrays and merged again in each call."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from parsgd.errors import UserError
+from parsgd.models.base import Model, mode_keywords
+
+
+def is_nnx_module(module: Any) -> bool:
+    """Whether ``module`` is an nnx module that was built already."""
+    return isinstance(module, nnx.Module)
+
+
+def nnx_model(factory: Callable[..., Any]) -> Model:
+    """The pure functions of an nnx module; see `parsgd.models.as_model`.
+
+    Parameters and model state are plain nested dicts of arrays. Random streams are no
+    state: every call derives them from its key, so that a resumed run draws what an
+    uninterrupted one would.
+
+    Args:
+      factory: takes ``nnx.Rngs`` (as ``rngs=`` if it has such an argument) and returns
+        the module.
+    """
+
+    def build(key):
+        rngs = nnx.Rngs(key)
+        takes_name = "rngs" in inspect.signature(factory).parameters
+        module = factory(rngs=rngs) if takes_name else factory(rngs)
+        if not isinstance(module, nnx.Module):
+            raise UserError(
+                f"model: {factory!r} returned {type(module).__name__}, not a flax nnx "
+                "module: pass a callable from nnx.Rngs to a module."
+            )
+        return nnx.split(module, nnx.Param, nnx.RngState, ...)
+
+    @functools.cache
+    def blueprint():
+        """Structure without arrays, from an abstract call: nothing is computed."""
+        return jax.eval_shape(build, jax.ShapeDtypeStruct((), _key_dtype()))
+
+    def init(key, x):
+        del x
+        _, params, _, rest = build(key)
+        return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
+
+    def apply(params, model_state, x, *, key, train):
+        graph, param_slots, streams, rest_slots = blueprint()
+        module = nnx.merge(
+            graph,
+            _filled(param_slots, params),
+            _seeded(streams, jax.random.key(0) if key is None else key),
+            _filled(rest_slots, model_state),
+        )
+        module.train() if train else module.eval()
+        logits = module(x, **mode_keywords(type(module).__call__, train=train))
+        if not train:
+            return logits, model_state
+        _, _, rest = nnx.state(module, nnx.Param, nnx.RngState, ...)
+        return logits, nnx.to_pure_dict(rest)
+
+    return Model(init, apply)
+
+
+def _key_dtype():
+    return jax.eval_shape(lambda: jax.random.key(0)).dtype
+
+
+def _filled(slots: nnx.State, arrays: dict) -> nnx.State:
+    """A copy of the structure ``slots`` that holds ``arrays``."""
+    state = jax.tree.map(lambda slot: slot, slots)
+    nnx.replace_by_pure_dict(state, arrays)
+    return state
+
+
+def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
+    """Every stream with a key of its own, drawn from ``key``, and a count of zero."""
+    leaves, structure = jax.tree.flatten(streams)
+    fresh = [
+        jax.random.fold_in(key, i)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else jnp.zeros(leaf.shape, leaf.dtype)
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, fresh)

@@ -1,0 +1,168 @@
+"""Tasks: data, a model and a loss, as the pure functions that training needs.
+
+For a batch of b slots with weights ``w_i`` (1 without padding, see
+`parsgd.data.Order`) and the optional penalty ``l2``::
+
+    loss = 1/b sum_i w_i * crossentropy_i  +  l2/2 |params|^2
+
+For text, ``crossentropy_i`` is the mean over the tokens of window i.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.data.dataset import Dataset, validate
+from parsgd.data.digits import load_digits
+from parsgd.errors import UserError
+from parsgd.models.base import ModelState, Params, as_model
+from parsgd.models.classifier import Classifier
+from parsgd.models.mlp import MLP
+
+
+class Batch(NamedTuple):
+    """Examples as they are stored: `Task.loss` prepares them on the device.
+
+    Attributes:
+      x: inputs ``[b, ...]``.
+      y: labels ``[b]`` or ``[b, T]``.
+      weight: ``[b]`` float32, or None when every slot counts once.
+    """
+
+    x: jax.Array
+    y: jax.Array
+    weight: jax.Array | None = None
+
+
+class Task(NamedTuple):
+    """Everything that training knows of its problem; one worker's view.
+
+    Attributes:
+      name: how tables and logs call it.
+      data: the `Dataset`.
+      init: ``(key) -> (params, model_state)``; ``model_state`` is ``{}`` when there is
+        none, else what a worker keeps for itself (batch statistics).
+      loss: ``(params, model_state, batch, key) -> (loss, model_state)``, in training
+        mode; ``loss`` is a float32 scalar.
+      metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
+        evaluation mode, per example and unweighted. The penalty is part of every
+        example's loss, so the mean over the training set is the objective.
+    """
+
+    name: str
+    data: Dataset
+    init: Callable[[jax.Array], tuple[Params, ModelState]]
+    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, ModelState]]
+    metrics: Callable[[Params, ModelState, Batch], dict[str, jax.Array]]
+
+
+def classification(
+    data: Dataset, model: Any, *, name: str | None = None, l2: float = 0.0
+) -> Task:
+    """Softmax cross-entropy, in float32 whatever the model computes in.
+
+    Args:
+      data: what to learn; see `parsgd.data.validate` for what it must satisfy.
+      model: anything that `parsgd.models.as_model` takes; a built-in model without
+        ``classes`` gets the data set's.
+      name: default, the data set's name.
+      l2: coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
+        not depend on the batch or on the number of workers.
+
+    Raises:
+      UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
+        `Task.init`, if the model's logits do not fit the labels.
+
+    Examples:
+      >>> task = digits(MLP(features=[16]))
+      >>> params, model_state = task.init(jax.random.key(0))
+      >>> batch = Batch(task.data.train.x[:4], task.data.train.y[:4])
+      >>> task.loss(params, model_state, batch, jax.random.key(1))[0].shape
+      ()
+      >>> sorted(task.metrics(params, model_state, batch))
+      ['accuracy', 'loss']
+    """
+    if l2 < 0:
+        raise UserError(f"l2={l2}: a penalty must be 0 or more.")
+    validate(data)
+    if isinstance(model, Classifier):
+        model = model.for_classes(data.classes)
+    network = as_model(model)
+
+    def penalty(params):
+        leaves = jax.tree.leaves(params)
+        return (
+            0.5 * l2 * sum(jnp.sum(jnp.square(p.astype(jnp.float32))) for p in leaves)
+        )
+
+    def init(key):
+        x = data.prepare(jnp.asarray(data.train.x[:1]))
+        params, model_state = network.init(key, x)
+        logits, _ = jax.eval_shape(
+            lambda *a: network.apply(*a, key=None, train=False), params, model_state, x
+        )
+        expected = (*data.train.y[:1].shape, data.classes)
+        if logits.shape != expected:
+            raise UserError(
+                f"{data.name}: the model returns logits of shape {logits.shape} for "
+                f"one example where the labels need {expected}: its last layer must "
+                f"have {data.classes} outputs."
+            )
+        return params, model_state
+
+    def loss(params, model_state, batch, key):
+        logits, model_state = network.apply(
+            params, model_state, data.prepare(batch.x), key=key, train=True
+        )
+        losses = _cross_entropy(logits, batch.y)
+        if batch.weight is not None:
+            losses = losses * batch.weight
+        value = jnp.mean(losses)
+        return value + penalty(params) if l2 else value, model_state
+
+    def metrics(params, model_state, batch):
+        logits, _ = network.apply(
+            params, model_state, data.prepare(batch.x), key=None, train=False
+        )
+        losses = _cross_entropy(logits, batch.y)
+        hits = (jnp.argmax(logits, axis=-1) == batch.y).astype(jnp.float32)
+        return {
+            "loss": losses + penalty(params) if l2 else losses,
+            "accuracy": _per_example(hits),
+        }
+
+    return Task(name or data.name, data, init, loss, metrics)
+
+
+def digits(
+    model: Any = None,
+    *,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    l2: float = 0.0,
+) -> Task:
+    """Handwritten digits from scikit-learn: 1,438 images of 8 x 8 to learn from.
+
+    Args:
+      model: see `classification`; default ``MLP(features=[64])``.
+      test_fraction: share of the 1,797 images held out.
+      split_seed: of the permutation that separates them.
+      l2: see `classification`.
+    """
+    data = load_digits(test_fraction=test_fraction, split_seed=split_seed)
+    return classification(data, MLP(features=(64,)) if model is None else model, l2=l2)
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """``[b]`` from logits ``[b, ..., classes]`` and labels ``[b, ...]``."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    # A product with one-hot rows: the gradient of a gather is a scatter, slow on CPU.
+    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    return _per_example(-jnp.sum(log_p * hot, axis=-1))
+
+
+def _per_example(values: jax.Array) -> jax.Array:
+    """Means over all axes but the first."""
+    return jnp.mean(values.reshape(values.shape[0], -1), axis=1)
