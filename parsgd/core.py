@@ -1,0 +1,223 @@
+"""The contract of an algorithm, and the round that runs it.
+
+A parallel SGD algorithm is what **one worker** does. With parameters x, strategy state
+s and H local steps a round is::
+
+    for h in 1..H:   g = gradient of this worker's batch at x
+                     x, s = local(g, s, x)
+    x, s = sync(x, s)
+
+and the model that is evaluated and handed to the user is ``readout(x, s)``. ``local``
+is the inner loop of a paper's algorithm box and ``sync`` the outer one; both may call
+`parsgd.comm`. There is no worker axis inside: a placement adds it. H is a shape (the
+leading axis of the batches), not a field, so it may change between rounds.
+
+A new algorithm in full, the elastic pull of every worker towards the mean::
+
+    >>> import jax, optax
+    >>> from parsgd import comm
+    >>> from parsgd.core import Strategy
+    >>> def soft_averaging(optimizer, *, pull=0.5):
+    ...     def local(grads, state, params):
+    ...         updates, state = optimizer.update(grads, state, params)
+    ...         return optax.apply_updates(params, updates), state
+    ...     def sync(params, state):
+    ...         centre = comm.mean(params)
+    ...         move = lambda x, c: x + pull * (c - x)
+    ...         return jax.tree.map(move, params, centre), state
+    ...     return Strategy(optimizer.init, local, sync)
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from parsgd import comm
+
+Params: TypeAlias = Any
+Grads: TypeAlias = Any
+State: TypeAlias = Any
+Loss: TypeAlias = Callable[[Params, State, Any, jax.Array], tuple[jax.Array, State]]
+
+
+def no_sync(params: Params, state: State) -> tuple[Params, State]:
+    """Nothing at the end of a round: the algorithm communicates in every step."""
+    return params, state
+
+
+def mean_readout(params: Params, state: State) -> Params:
+    """The average of the workers' parameters."""
+    del state
+    return comm.mean(params)
+
+
+class Strategy(NamedTuple):
+    """An algorithm, as one worker sees it: four pure functions.
+
+    Attributes:
+        init: ``(params) -> state``. May call ``comm.rank()``; copies what it keeps of
+            the parameters (``jnp.copy``), since both are donated buffers.
+        local: ``(grads, state, params) -> (params, state)``, every step.
+        sync: ``(params, state) -> (params, state)``, at the end of each round.
+        readout: ``(params, state) -> params``, equal on all workers.
+    """
+
+    init: Callable[[Params], State]
+    local: Callable[[Grads, State, Params], tuple[Params, State]]
+    sync: Callable[[Params, State], tuple[Params, State]] = no_sync
+    readout: Callable[[Params, State], Params] = mean_readout
+
+
+class Phase(NamedTuple):
+    """A strategy that takes over at a step; all phases of a run share one state.
+
+    What changes during a run (a dense start before compression, one local step before
+    many) changes between rounds, so each phase is its own compiled program and costs
+    nothing at run time.
+
+    Attributes:
+        start: Optimizer step of each worker at which the phase begins.
+        strategy: What runs from there on.
+        local_steps: H in this phase; None for the run's own.
+    """
+
+    start: int
+    strategy: Strategy
+    local_steps: int | None = None
+
+
+Algorithm: TypeAlias = Strategy | tuple[Phase, ...]
+
+
+def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
+    """The phases of an algorithm, by start: one if it is a single strategy.
+
+    Raises:
+        ValueError: No phase starts at step 0, or two start at the same step.
+    """
+    if isinstance(algorithm, Strategy):
+        return (Phase(0, algorithm),)
+    ordered = tuple(sorted(algorithm, key=lambda phase: phase.start))
+    starts = [phase.start for phase in ordered]
+    if not starts or starts[0] != 0 or len({*starts}) < len(starts):
+        raise ValueError(f"phases must start at 0 and at different steps, got {starts}")
+    return ordered
+
+
+class TrainState(NamedTuple):
+    """Everything that training carries from step to step, for one worker.
+
+    Attributes:
+        step: Optimizer steps done, int32 scalar.
+        key: Random key of the run; fold in the step, and the rank where workers must
+            differ.
+        params: The worker's parameters.
+        model: Other variables of the model, such as batch statistics.
+        strategy: The algorithm's own state.
+    """
+
+    step: jax.Array
+    key: jax.Array
+    params: Params
+    model: State
+    strategy: State
+
+
+def init_state(
+    strategy: Strategy, params: Params, model: State, key: jax.Array
+) -> TrainState:
+    """A worker's state at step 0. Copies, so that the caller's arrays stay usable."""
+    params = jax.tree.map(jnp.copy, params)
+    model = jax.tree.map(jnp.copy, model)
+    return TrainState(jnp.int32(0), key, params, model, strategy.init(params))
+
+
+def gradient(loss: Loss, state: TrainState, batch: Any, micro_batches: int = 1):
+    """``(loss, model state, gradient)`` of one batch, in ``micro_batches`` equal parts.
+
+    The parts' gradients are averaged in float32, so the result is the gradient of the
+    whole batch to rounding, also for bfloat16 parameters.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), comm.rank())
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if micro_batches == 1:
+        (value, model), grads = grad(state.params, state.model, batch, key)
+        return value, model, grads
+
+    def split(x):
+        return x.reshape(micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
+
+    def part(carry, xs):
+        model, value, sums = carry
+        piece, index = xs
+        (v, model), g = grad(state.params, model, piece, jax.random.fold_in(key, index))
+        sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, g)
+        return (model, value + v, sums), None
+
+    zeros = jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
+        state.params,
+    )
+    carry = (state.model, jnp.float32(0), zeros)
+    parts = (jax.tree.map(split, batch), jnp.arange(micro_batches))
+    (model, value, sums), _ = lax.scan(part, carry, parts)
+    grads = jax.tree.map(
+        lambda s, p: (s / micro_batches).astype(p.dtype), sums, state.params
+    )
+    return value / micro_batches, model, grads
+
+
+def spread(params: Params) -> jax.Array:
+    """How far the workers are apart: rms distance to their mean over its norm."""
+
+    def squares(tree):
+        leaves = [
+            x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+        return sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in leaves)
+
+    centre = comm.mean(params)
+    distance = comm.mean(squares(jax.tree.map(jnp.subtract, params, centre)))
+    return jnp.sqrt(distance / jnp.maximum(squares(centre), 1e-30))
+
+
+def run_round(
+    strategy: Strategy,
+    loss: Loss,
+    state: TrainState,
+    batches: Callable[[Any], Any],
+    indices: Any,
+    *,
+    micro_batches: int = 1,
+    measure: jax.Array | None = None,
+) -> tuple[TrainState, jax.Array, jax.Array]:
+    """One round of one worker: a scan over the local steps, then ``sync``.
+
+    Args:
+        strategy: The algorithm.
+        loss: ``(params, model, batch, key) -> (scalar, model)``.
+        state: The worker's state.
+        batches: Turns one step's slice of ``indices`` into its batch.
+        indices: Pytree with leading axis H: what to read in each local step.
+        micro_batches: Parts that each batch is split into.
+        measure: Boolean scalar: also measure the workers' spread before ``sync``
+            (equal on all workers). None leaves the measurement out of the program.
+
+    Returns:
+        The new state, the losses ``[H]``, and the spread (0 where not measured).
+    """
+
+    def step(state, index):
+        value, model, grads = gradient(loss, state, batches(index), micro_batches)
+        params, inner = strategy.local(grads, state.strategy, state.params)
+        return TrainState(state.step + 1, state.key, params, model, inner), value
+
+    state, losses = lax.scan(step, state, indices)
+    apart = jnp.float32(0)
+    if measure is not None:
+        apart = lax.cond(measure, spread, lambda _: jnp.float32(0), state.params)
+    params, inner = strategy.sync(state.params, state.strategy)
+    return state._replace(params=params, strategy=inner), losses, apart

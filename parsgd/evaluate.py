@@ -1,0 +1,55 @@
+"""Exact averages of a model's metrics over a split of the data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parsgd.data.dataset import Split
+from parsgd.tasks import Batch, Task
+
+CHUNK = 2000
+
+
+def evaluator(
+    task: Task, split: Split, *, limit: int | None = None, device: Any = None
+) -> Callable[[Any, Any], dict[str, float]]:
+    """A function ``(params, model_state) -> {metric: mean over the split's examples}``.
+
+    Every example counts once, whatever the chunk size: metrics are summed with weight 0
+    on padding and divided by the number of examples.
+
+    Args:
+        task: Whose ``metrics`` are averaged.
+        split: The examples; they are moved to the device once.
+        limit: Use this many of them, evenly spaced over the split; None for all.
+        device: Where to evaluate.
+    """
+    x, y = split
+    if limit is not None and len(x) > limit:
+        keep = np.linspace(0, len(x) - 1, limit).astype(np.int64)
+        x, y = x[keep], y[keep]
+    count = len(x)
+    # Equal chunks of at most CHUNK rows: one program, little padding.
+    pieces = -(-count // CHUNK)
+    size = -(-count // pieces)
+    chunks = []
+    for start in range(0, count, size):
+        rows = np.minimum(np.arange(start, start + size), count - 1)
+        weight = (np.arange(start, start + size) < count).astype(np.float32)
+        chunks.append(jax.device_put((Batch(x[rows], y[rows]), weight), device))
+
+    @jax.jit
+    def sums(params, model, chunk):
+        batch, weight = chunk
+        values = task.metrics(params, model, batch)
+        # where, not a product: a non-finite metric of a padding row must not count.
+        return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in values.items()}
+
+    def evaluate(params: Any, model: Any) -> dict[str, float]:
+        parts = [sums(params, model, chunk) for chunk in chunks]
+        return {k: sum(float(part[k]) for part in parts) / count for k in parts[0]}
+
+    return evaluate

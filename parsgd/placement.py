@@ -1,0 +1,173 @@
+"""How W workers sit on hardware, and how one worker's program is run on all of them.
+
+A placement has D devices and L lanes on each, W = D * L:
+
+=============  ======================================================================
+``vmap``       all workers are lanes of one device; the default for small work
+``shard_map``  D devices, ``W / D`` lanes on each
+``pmap``       the same with the older API
+``debug``      lanes of one device without compilation: prints and breakpoints work,
+               errors name the stage and its shapes
+``auto``       picks by what was measured, and says why
+=============  ======================================================================
+
+What all workers share is stored once: `parsgd.spmd` reads from the program what that
+is. Synchronous SGD on 256 simulated workers keeps one copy of the parameters, one-bit
+SGD one copy and 256 residuals, with no help from the algorithm.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from parsgd.comm import DEVICES
+from parsgd.errors import UserError
+
+KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
+
+
+class Placement(NamedTuple):
+    """W = ``len(devices) * lanes`` workers on chosen devices."""
+
+    kind: str
+    devices: tuple[Any, ...]
+    lanes: int
+    reason: str = "as asked"
+
+    @property
+    def workers(self) -> int:
+        """Number of workers W."""
+        return len(self.devices) * self.lanes
+
+    @property
+    def mesh(self) -> Mesh:
+        """The chosen devices as a one-axis mesh."""
+        return Mesh(np.array(self.devices), (DEVICES,))
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        platform = self.devices[0].platform
+        return (
+            f"{self.kind}: {self.workers} workers = {len(self.devices)} "
+            f"{platform} device(s) x {self.lanes} lane(s) ({self.reason})"
+        )
+
+
+def want_cpu_devices(count: int) -> None:
+    """Ask for ``count`` CPU devices, if JAX has not started its backends yet.
+
+    On CPU, JAX makes devices out of one machine's cores; their number is fixed when the
+    backend starts. Once it runs this does nothing: `place` then says what is missing.
+    """
+    try:
+        if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
+            jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        return
+
+
+def prepare(kind: str, devices: int | Sequence[int] | None) -> None:
+    """Make the CPU devices that a placement may want, before the backend starts."""
+    if kind in ("vmap", "debug") and devices is None:
+        return
+    if devices is None:
+        want_cpu_devices(os.cpu_count() or 1)
+    else:
+        _available(devices)
+
+
+def _available(devices: int | Sequence[int] | None) -> list[Any]:
+    wanted = (
+        [] if devices is None else [devices] if isinstance(devices, int) else devices
+    )
+    if isinstance(devices, int):
+        if devices < 1:
+            raise UserError(f"placement.devices={devices}: ask for at least one device")
+        want_cpu_devices(devices)
+    elif wanted:
+        if len({*wanted}) < len(wanted) or min(wanted) < 0:
+            raise UserError(
+                f"placement.devices={list(wanted)}: name each device once, from 0 on"
+            )
+        want_cpu_devices(max(wanted) + 1)
+    found = jax.devices()
+    if devices is None:
+        return found
+    needed = devices if isinstance(devices, int) else max(wanted) + 1
+    if needed > len(found):
+        raise UserError(
+            f"placement.devices={devices} needs {needed} devices, but JAX has "
+            f"{len(found)} ({found[0].platform}). Ask for fewer, or use "
+            "placement=vmap, which needs one. CPU devices are made when JAX starts: "
+            f"call jax.config.update('jax_num_cpu_devices', {needed}) before the first use "
+            "of JAX in this process (in a notebook: restart the kernel)."
+        )
+    return [found[i] for i in indices]
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)
+
+
+def place(
+    workers: int,
+    *,
+    kind: str = "auto",
+    devices: int | Sequence[int] | None = None,
+    identical: bool = False,
+) -> Placement:
+    """Decide where W workers run.
+
+    Args:
+        workers: W >= 1.
+        kind: One of `KINDS`.
+        devices: How many devices, or which (indices into ``jax.devices()``); None for
+            one (vmap, debug) or as many as divide W (shard_map, pmap, auto).
+        identical: Whether the workers' parameters stay equal in every step, as in
+            all-reduced SGD; ``auto`` then shares one copy between all lanes.
+
+    Raises:
+        UserError: Unknown kind, more devices than there are, or W workers that do not
+            divide evenly over the devices.
+    """
+    if kind not in KINDS:
+        raise UserError(f"placement={kind}: choose one of {', '.join(KINDS)}")
+    if workers < 1:
+        raise UserError(f"workers={workers}: there must be at least one")
+    found = _available(devices)
+    if kind in ("vmap", "debug"):
+        if devices is not None and len(found) > 1:
+            raise UserError(
+                f"placement={kind} uses one device, placement.devices={devices} names "
+                f"{len(found)}: use placement=shard_map, or name one"
+            )
+        return Placement(kind, (found[0],), workers)
+    if devices is not None:
+        count, reason = len(found), "devices as asked"
+        if workers % count:
+            near = (
+                f"{workers // count * count or count} or {-(-workers // count) * count}"
+            )
+            raise UserError(
+                f"{workers} workers do not divide over {count} devices: use "
+                f"workers={near}, or placement.devices="
+                f"{_largest_divisor(workers, count)}, or placement=vmap"
+            )
+    elif kind != "auto":
+        count, reason = _largest_divisor(workers, len(found)), "as asked"
+    elif found[0].platform == "cpu":
+        if identical:
+            count, reason = 1, "workers stay equal: one copy, one device"
+        else:
+            cores = min(len(found), os.cpu_count() or 1)
+            count = _largest_divisor(workers, cores)
+            reason = f"workers differ between rounds: spread over {cores} core(s)"
+    else:
+        count = _largest_divisor(workers, len(found))
+        reason = f"{len(found)} accelerator(s)"
+    chosen = ("vmap" if count == 1 else "shard_map") if kind == "auto" else kind
+    return Placement(chosen, tuple(found[:count]), workers // count, reason)

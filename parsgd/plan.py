@@ -1,0 +1,210 @@
+"""How much work a run is: batch sizes, steps, rounds, and when to evaluate.
+
+Sizes are W workers, ``worker_batch`` b, ``global_batch`` B = W b. A budget is given in
+epochs, in samples of all workers together, or in rounds, and becomes a number of steps
+of each worker, so that runs with equal budgets see equally many samples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from parsgd.core import Phase
+from parsgd.data.order import Order, Tail
+from parsgd.errors import UserError
+
+
+class Plan(NamedTuple):
+    """The work of one run.
+
+    Attributes:
+        order: Which examples each worker sees at each step.
+        local_steps: H.
+        steps: Optimizer steps of each worker in the whole run.
+    """
+
+    order: Order
+    local_steps: int
+    steps: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers in the whole run."""
+        return self.samples_until(self.steps)
+
+    def samples_until(self, step: int) -> int:
+        """Distinct training samples seen by all workers in the first ``step`` steps."""
+        order = self.order
+        epochs, rest = divmod(step, order.steps_per_epoch)
+        within = min(rest * order.global_batch, order.samples_per_epoch)
+        return epochs * order.samples_per_epoch + within
+
+    def epochs_until(self, step: int) -> float:
+        """Epochs completed after ``step`` steps."""
+        return step / self.order.steps_per_epoch
+
+    def describe(self) -> list[str]:
+        """Lines for the start of a run: sizes and what becomes of partial batches."""
+        order = self.order
+        lines = [
+            f"{order.workers} worker(s) x worker_batch {order.worker_batch} = "
+            f"global_batch {order.global_batch}; {order.steps_per_epoch} steps and "
+            f"{order.samples_per_epoch} samples per epoch; "
+            f"{self.steps} steps of {self.local_steps} per round",
+            order.describe(),
+        ]
+        if self.local_steps > self.steps:
+            lines.append(
+                f"warning: local_steps={self.local_steps} exceeds the run's "
+                f"{self.steps} steps, so workers synchronise once, at the end"
+            )
+        return lines
+
+
+def make_plan(
+    examples: int,
+    *,
+    workers: int = 1,
+    local_steps: int = 1,
+    worker_batch: int | None = None,
+    global_batch: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+    tail: Tail = "drop",
+    micro_batches: int = 1,
+) -> Plan:
+    """Check the sizes and the budget of a run.
+
+    Args:
+        examples: Size of the training set.
+        workers: W.
+        local_steps: H.
+        worker_batch: b. Exactly one of the two batch sizes is given.
+        global_batch: B = W b.
+        epochs: Budget in passes over the data, may be fractional. Exactly one of the
+            three budgets is given.
+        samples: Budget in samples of all workers together.
+        rounds: Budget in rounds of ``local_steps`` steps.
+        seed: Of the data order.
+        tail: What becomes of an epoch's last partial batch, see `Order`.
+        micro_batches: Parts that each worker's batch is split into.
+
+    Raises:
+        UserError: Sizes that contradict each other or do not fit the data.
+    """
+    whole = {"workers": workers, "local_steps": local_steps, "seed": seed}
+    for name, value in whole.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"{name}={value!r}: must be a whole number")
+    if local_steps < 1:
+        raise UserError(f"local_steps={local_steps}: must be 1 or more")
+    if (worker_batch is None) == (global_batch is None):
+        raise UserError(
+            "give exactly one batch size: worker_batch (per worker; the global batch "
+            "grows with workers) or global_batch (of all workers; fixed). Got "
+            f"worker_batch={worker_batch} and global_batch={global_batch}"
+        )
+    if global_batch is not None:
+        order = Order.of_global_batch(
+            examples=examples,
+            workers=workers,
+            global_batch=global_batch,
+            seed=seed,
+            tail=tail,
+        )
+    else:
+        assert worker_batch is not None
+        order = Order(
+            examples=examples,
+            workers=workers,
+            worker_batch=worker_batch,
+            seed=seed,
+            tail=tail,
+        )
+    if micro_batches < 1 or order.worker_batch % micro_batches:
+        raise UserError(
+            f"micro_batches={micro_batches} does not divide the worker_batch of "
+            f"{order.worker_batch}: every part must be equally large"
+        )
+    steps = _budget(order, local_steps, epochs, samples, rounds)
+    return Plan(order, local_steps, steps)
+
+
+def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
+    given = {"epochs": epochs, "samples": samples, "rounds": rounds}
+    given = {k: v for k, v in given.items() if v is not None}
+    if len(given) != 1:
+        raise UserError(
+            "give exactly one budget: epochs, samples (of all workers) or rounds. Got "
+            + (", ".join(f"{k}={v}" for k, v in given.items()) or "none")
+        )
+    ((name, value),) = given.items()
+    if not value > 0 or not math.isfinite(value):
+        raise UserError(f"{name}={value}: the budget must be positive")
+    if name == "epochs":
+        steps = round(value * order.steps_per_epoch)
+    elif name == "samples":
+        epochs, rest = divmod(int(value), order.samples_per_epoch)
+        steps = epochs * order.steps_per_epoch + rest // order.global_batch
+    else:
+        steps = value * local_steps
+    if steps < 1:
+        raise UserError(
+            f"{name}={value} is less than one step of global_batch "
+            f"{order.global_batch}: raise the budget or lower the batch"
+        )
+    return int(steps)
+
+
+class Segment(NamedTuple):
+    """Consecutive rounds with the same program.
+
+    Attributes:
+        phase: Index of the phase that runs.
+        local_steps: H of every round in it.
+        rounds: How many.
+    """
+
+    phase: int
+    local_steps: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Local steps of each worker in all of its rounds."""
+        return self.local_steps * self.rounds
+
+
+def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
+    """The run as stretches of equal rounds.
+
+    A phase ends, and so does the run, with a shorter round where H does not divide its
+    steps: every run ends synchronised and after exactly ``plan.steps`` steps.
+    """
+    out = []
+    starts = [min(phase.start, plan.steps) for phase in phases] + [plan.steps]
+    for i, phase in enumerate(phases):
+        h = phase.local_steps or plan.local_steps
+        full, rest = divmod(starts[i + 1] - starts[i], h)
+        out += [Segment(i, h, full)] * (full > 0) + [Segment(i, rest, 1)] * (rest > 0)
+    return out
+
+
+def stretches(parts: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
+    """Cut a run into ``evaluations`` stretches of nearly equally many rounds."""
+    total = sum(part.rounds for part in parts)
+    count = min(evaluations, total)
+    bounds = [round(total * (i + 1) / count) for i in range(count)]
+    todo, done = list(parts), 0
+    for bound in bounds:
+        stretch = []
+        while done < bound:
+            head = todo.pop(0)
+            take = min(head.rounds, bound - done)
+            stretch.append(head._replace(rounds=take))
+            if take < head.rounds:
+                todo.insert(0, head._replace(rounds=head.rounds - take))
+            done += take
+        yield stretch

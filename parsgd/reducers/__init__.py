@@ -1,0 +1,6 @@
+"""Reducers: optax transformations whose ``update`` communicates."""
+
+from parsgd.reducers.feedback import FeedbackState, error_feedback
+from parsgd.reducers.mean import all_reduce, dense
+
+__all__ = ["FeedbackState", "all_reduce", "dense", "error_feedback"]

@@ -1,0 +1,111 @@
+"""Outer loops: an optimizer on what H local steps of all workers have achieved."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parsgd.core import Params, Strategy
+from parsgd.reducers import all_reduce
+from parsgd.strategies.momentum import check_policy, synchronise
+
+
+class OuterState(NamedTuple):
+    """State of `outer_loop`.
+
+    Attributes:
+        anchor: The parameters that the round started from, equal on all workers.
+        inner: State of the local optimizer.
+        outer: State of the outer transformation.
+    """
+
+    anchor: Params
+    inner: Any
+    outer: Any
+
+
+def outer_loop(
+    inner: optax.GradientTransformation,
+    outer: optax.GradientTransformation,
+    *,
+    momentum: str = "keep",
+) -> Strategy:
+    """H local steps, then one outer step on the pseudo-gradient.
+
+    Each worker H times, then all::
+
+        x <- x + inner(g)
+        d = anchor - x,   anchor <- anchor + outer(d),   x <- anchor
+
+    ``d`` is a descent direction: plain averaging is ``outer = chain(all_reduce(),
+    optax.sgd(1.0))``, since ``anchor - mean(d) = mean(x)``. With another ``outer`` the
+    same loop is FedAvg, FedAdam, DiLoCo, block momentum or, with a compressing reducer,
+    any of them compressed.
+
+    Args:
+        inner: The local optimizer.
+        outer: A reducer and what is done with the average, chained; its updates must
+            be equal on all workers.
+        momentum: What becomes of the local optimizer's state at a round's end:
+            ``"keep"``, ``"average"`` or ``"reset"``.
+
+    Raises:
+        ValueError: Unknown ``momentum``.
+
+    Example:
+        >>> import optax
+        >>> from parsgd import all_reduce, outer_loop
+        >>> nesterov = optax.sgd(0.7, 0.9, nesterov=True)
+        >>> diloco = outer_loop(optax.adamw(1e-3), optax.chain(all_reduce(), nesterov))
+    """
+    check_policy(momentum)
+
+    def init(params):
+        anchor = jax.tree.map(jnp.copy, params)
+        return OuterState(anchor, inner.init(params), outer.init(anchor))
+
+    def local(grads, state, params):
+        updates, inner_state = inner.update(grads, state.inner, params)
+        params = optax.apply_updates(params, updates)
+        return params, state._replace(inner=inner_state)
+
+    def sync(params, state):
+        delta = jax.tree.map(jnp.subtract, state.anchor, params)
+        updates, outer_state = outer.update(delta, state.outer, state.anchor)
+        anchor = optax.apply_updates(state.anchor, updates)
+        inner_state = synchronise(momentum, inner, state.inner, anchor)
+        return anchor, OuterState(anchor, inner_state, outer_state)
+
+    return Strategy(init, local, sync, readout=lambda params, state: state.anchor)
+
+
+def diloco(
+    optimizer: optax.GradientTransformation,
+    *,
+    outer_learning_rate: float = 0.7,
+    outer_momentum: float = 0.9,
+    momentum: str = "keep",
+) -> Strategy:
+    """DiLoCo: an outer Nesterov step on the average pseudo-gradient.
+
+    Per round, with ``d = mean(anchor - x)``, rate a and momentum m::
+
+        u <- m u + d,   anchor <- anchor - a (m u + d)
+
+    Args:
+        optimizer: The local optimizer; AdamW in the paper.
+        outer_learning_rate: a > 0; 0.7 in the paper.
+        outer_momentum: m in [0, 1); 0.9 in the paper.
+        momentum: What becomes of the local optimizer's state: ``"keep"`` (the paper),
+            ``"average"`` or ``"reset"``.
+
+    Raises:
+        ValueError: Unknown ``momentum``.
+
+    References:
+        Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+        Models", 2023.
+    """
+    nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
+    return outer_loop(optimizer, optax.chain(all_reduce(), nesterov), momentum=momentum)

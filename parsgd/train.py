@@ -1,0 +1,377 @@
+"""``fit``: train a task with a strategy, and record what it reached at what cost."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from parsgd.core import Algorithm, Params, Phase, State, TrainState, no_sync, phases
+from parsgd.data.order import Tail
+from parsgd.engine import Engine
+from parsgd.errors import UserError
+from parsgd.evaluate import evaluator
+from parsgd.plan import Plan, Segment, make_plan, segments, stretches
+from parsgd.tasks import Task
+
+Record = dict[str, Any]
+SECONDS_PER_DISPATCH = 0.5
+
+
+class Run(NamedTuple):
+    """What a run reached.
+
+    Attributes:
+        status: ``"completed"`` or ``"diverged"``.
+        reason: Why it ended early, or None.
+        history: One record per evaluation, the first at round 0; `fit` lists the keys.
+        summary: Sizes, placement, traffic and times of the run.
+        readout: The final parameters.
+        model_state: Other variables of the model, averaged over the workers.
+    """
+
+    status: str
+    reason: str | None
+    history: list[Record]
+    summary: dict[str, Any]
+    readout: Params
+    model_state: State
+
+
+class Observer:
+    """What a run tells while it goes on; override what you need."""
+
+    def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
+        """Before the first step: sizes, placement, traffic; and lines to print."""
+
+    def progress(self, step: int, steps: int, record: Record) -> None:
+        """After each dispatch: steps done, and a partial record."""
+
+    def record(self, record: Record) -> None:
+        """After each evaluation."""
+
+
+def fit(
+    task: Task,
+    strategy: Algorithm,
+    *,
+    workers: int = 1,
+    local_steps: int = 1,
+    worker_batch: int | None = None,
+    global_batch: int | None = None,
+    epochs: float | None = None,
+    samples: int | None = None,
+    rounds: int | None = None,
+    target_accuracy: float | None = None,
+    evaluations: int = 10,
+    train_examples: int = 10_000,
+    seed: int = 0,
+    placement: str = "auto",
+    devices: int | Sequence[int] | None = None,
+    tail: Tail = "drop",
+    micro_batches: int = 1,
+    max_bad_rounds: int = 3,
+    learning_rate: Callable[[int], Any] | None = None,
+    check_replicas: bool = False,
+    observer: Observer | None = None,
+) -> Run:
+    """Train ``task`` with ``strategy`` on W workers.
+
+    Each worker takes ``local_steps`` optimizer steps on its own batches, then they
+    synchronise: that is a round. The budget counts the work of all workers, so runs
+    with equal ``epochs`` or ``samples`` see equally many samples whatever W is.
+
+    Args:
+        task: Data, model and loss, such as ``parsgd.digits()``.
+        strategy: The algorithm, such as ``parsgd.local_sgd(optax.sgd(0.1))``.
+        workers: W >= 1.
+        local_steps: H >= 1. Must be 1 for methods that communicate in every step.
+        worker_batch: Batch of each worker. Exactly one of the two is given.
+        global_batch: Batch of all workers together, a multiple of W.
+        epochs: Budget in passes over the data. Exactly one budget is given.
+        samples: Budget in samples of all workers together.
+        rounds: Budget in rounds of ``local_steps`` steps.
+        target_accuracy: Stop at the first evaluation that reaches it, in [0, 1].
+        evaluations: How often to evaluate, evenly spaced over the rounds, the start not
+            counted.
+        train_examples: Evaluate the training loss on at most this many examples.
+        seed: Of the initial parameters, the data order and the workers' randomness.
+        placement: ``"auto"``, ``"vmap"``, ``"shard_map"``, ``"pmap"`` or ``"debug"``.
+        devices: How many devices, or which; see `parsgd.place`.
+        tail: An epoch's last partial batch: ``"drop"`` or ``"weight"``.
+        micro_batches: Gradient accumulation: equal parts of each worker's batch.
+        max_bad_rounds: Stop as diverged after so many rounds in a row with a
+            non-finite training loss.
+        learning_rate: Schedule ``step -> rate`` to write into the records.
+        check_replicas: After each dispatch compare the devices' copies of what workers
+            share, bit for bit.
+        observer: Is told of the start, the progress and each record.
+
+    Returns:
+        A `Run`. Each record in its history has ``round, step, samples, epoch``;
+        ``seconds`` of training (compilation and evaluation apart); ``batch_loss``, the
+        mean training loss since the last record; ``train_loss, test_loss,
+        test_accuracy`` of the readout; ``bytes`` sent per worker so far; ``spread``,
+        the workers' rms distance to their mean before the last synchronisation over the
+        norm of the mean; and ``learning_rate``.
+
+    Raises:
+        UserError: Sizes, budget or placement that do not fit together.
+
+    Example:
+        >>> import optax, parsgd
+        >>> run = parsgd.fit(
+        ...     parsgd.digits(), parsgd.sync_sgd(optax.sgd(0.1, 0.9)),
+        ...     workers=4, worker_batch=8, epochs=3)
+        >>> run.history[-1]["test_accuracy"] > 0.8
+        True
+    """
+    plan = make_plan(
+        len(task.data.train.x),
+        workers=workers,
+        local_steps=local_steps,
+        worker_batch=worker_batch,
+        global_batch=global_batch,
+        epochs=epochs,
+        samples=samples,
+        rounds=rounds,
+        seed=seed,
+        tail=tail,
+        micro_batches=micro_batches,
+    )
+    schedule = phases(strategy)
+    _check(plan, schedule, rounds, evaluations, target_accuracy, max_bad_rounds)
+    engine = Engine(
+        task,
+        schedule,
+        order=plan.order,
+        kind=placement,
+        devices=devices,
+        micro_batches=micro_batches,
+    )
+    parts = segments(plan, schedule)
+    meter = _Meter(plan, engine, parts, max_bad_rounds, learning_rate)
+    observer = observer or Observer()
+    summary = meter.summary()
+    observer.start(summary, [*plan.describe(), engine.placement.describe()])
+
+    state = engine.init(jax.random.key(seed))
+    evaluate = _Evaluation(task, engine, train_examples)
+    history = [meter.record(evaluate(state, 0))]
+    observer.record(history[0])
+    for stretch in stretches(parts, evaluations):
+        for part in stretch:
+            for index, weight, count in meter.dispatches(part):
+                state, *outcome = engine.run(state, part.phase, index, weight, count)
+                meter.add(part, count, *outcome)
+                if check_replicas:
+                    engine.check_replicas(state)
+                observer.progress(meter.step, plan.steps, meter.progress())
+        history.append(meter.record(evaluate(state, stretch[-1].phase)))
+        observer.record(history[-1])
+        if meter.diverged:
+            break
+        accuracy = history[-1].get("test_accuracy", -1.0)
+        if target_accuracy is not None and accuracy >= target_accuracy:
+            summary["stopped"] = "target_accuracy"
+            break
+
+    readout, model_state = evaluate.model
+    summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
+    status = "diverged" if meter.diverged else "completed"
+    return Run(status, meter.diverged, history, summary, readout, model_state)
+
+
+class _Evaluation:
+    """Scores a state's readout on both splits; keeps the last model and the time."""
+
+    def __init__(self, task: Task, engine: Engine, train_examples: int):
+        device = engine.placement.devices[0]
+        self._engine = engine
+        self._test = evaluator(task, task.data.test, device=device)
+        self._train = evaluator(
+            task, task.data.train, limit=train_examples, device=device
+        )
+        self.seconds = 0.0
+        self.model: tuple[Params, State] = (None, None)
+
+    def __call__(self, state: TrainState, phase: int) -> Record:
+        start = time.perf_counter()
+        self.model = self._engine.readout(state, phase)
+        test, train = self._test(*self.model), self._train(*self.model)
+        self.seconds += time.perf_counter() - start
+        return {
+            "train_loss": train["loss"],
+            **{f"test_{name}": value for name, value in test.items()},
+        }
+
+
+class _Meter:
+    """Counts what a run has done, and decides how much to dispatch at once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        parts: Sequence[Segment],
+        max_bad_rounds: int,
+        learning_rate: Callable[[int], Any] | None,
+    ):
+        self._plan, self._engine = plan, engine
+        self._learning_rate, self._max_bad_rounds = learning_rate, max_bad_rounds
+        kinds = {(p.phase, p.local_steps): p for p in parts}
+        # What a round usually is: not the shorter last one, not a short first phase.
+        self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
+        self._sent = {kind: engine.traffic(*kind).bytes for kind in kinds}
+        longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
+        self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
+        self._step_seconds = 0.0
+        self._losses: list[np.ndarray] = []
+        self._bad = 0
+        self.round = self.step = 0
+        self.bytes = self.seconds = self.spread = 0.0
+        self.diverged: str | None = None
+
+    def dispatches(self, part: Segment) -> Iterator[tuple]:
+        """Indices, weights and round counts that make up ``part``, as time allows.
+
+        A dispatch takes about half a second, so that progress is seen and a diverged
+        run ends soon; the first one is short, to learn the speed.
+        """
+        todo, h = part.rounds, part.local_steps
+        capacity = self._capacity[part[:2]]
+        while todo and not self.diverged:
+            wanted = SECONDS_PER_DISPATCH / self._step_seconds / h if self.step else 1
+            count = min(todo, capacity, max(1, int(wanted)))
+            yield *self._batches(h, count, capacity), count
+            todo -= count
+
+    def _batches(self, h: int, count: int, capacity: int) -> list:
+        def arrange(array):
+            if array is None:
+                return None
+            array = array.reshape(count, h, *array.shape[1:])
+            padded = np.zeros((capacity, *array.shape[1:]), array.dtype)
+            padded[:count] = array
+            return np.ascontiguousarray(padded.transpose(2, 0, 1, 3))
+
+        return [arrange(a) for a in self._plan.order.indices(self.step, count * h)]
+
+    def add(
+        self, part: Segment, count: int, losses: np.ndarray, spread: float, took: float
+    ) -> None:
+        """Count ``count`` rounds with ``losses [W, count, H]`` that took seconds."""
+        steps = count * part.local_steps
+        self.round += count
+        self.step += steps
+        self.seconds += took
+        self.bytes += count * self._sent[part[:2]]
+        self.spread = spread
+        self._step_seconds = max(took, 1e-6) / steps
+        per_round = losses.mean(axis=(0, 2), dtype=np.float64)
+        self._losses.append(per_round)
+        for finite in np.isfinite(per_round):
+            self._bad = 0 if finite else self._bad + 1
+            if self._bad >= self._max_bad_rounds:
+                self.diverged = (
+                    f"training loss not finite for {self._bad} round(s) in a row, "
+                    f"at step {self.step} or before"
+                )
+                return
+
+    def progress(self) -> Record:
+        """Where the run is, between evaluations."""
+        return {
+            "round": self.round,
+            "step": self.step,
+            "samples": self._plan.samples_until(self.step),
+            "epoch": self._plan.epochs_until(self.step),
+            "seconds": self.seconds,
+            "batch_loss": float(self._losses[-1][-1]) if self._losses else None,
+            "bytes": self.bytes,
+        }
+
+    def record(self, scores: Record) -> Record:
+        """One line of the history; starts a new interval for the mean batch loss."""
+        done = self.progress()
+        if self._losses:
+            done["batch_loss"] = float(np.concatenate(self._losses).mean())
+            self._losses = []
+        rate = self._learning_rate
+        done |= scores | {
+            "spread": self.spread,
+            "learning_rate": None if rate is None else float(rate(self.step)),
+        }
+        return done
+
+    def summary(self) -> dict[str, Any]:
+        """What is known before the first step."""
+        plan, engine = self._plan, self._engine
+        place = engine.placement
+        kind = self._main
+        workers = engine.workers
+        dense = 2 * (workers - 1) / workers * engine.parameter_bytes * kind[1]
+        return {
+            "workers": workers,
+            "local_steps": kind[1],
+            "worker_batch": plan.order.worker_batch,
+            "global_batch": plan.order.global_batch,
+            "steps_per_epoch": plan.order.steps_per_epoch,
+            "dropped_per_epoch": plan.order.dropped,
+            "parameters": engine.parameters,
+            "placement": {
+                "kind": place.kind,
+                "devices": len(place.devices),
+                "lanes": place.lanes,
+                "reason": place.reason,
+            },
+            "bytes_per_round": self._sent[kind],
+            "bytes_dense_per_round": dense,
+            "stopped": "budget",
+        }
+
+    def totals(self) -> dict[str, Any]:
+        """What the run took."""
+        samples = self._plan.samples_until(self.step)
+        return {
+            "rounds": self.round,
+            "steps": self.step,
+            "samples": samples,
+            "bytes": self.bytes,
+            "compile_seconds": self._engine.compile_seconds,
+            "train_seconds": self.seconds,
+            "samples_per_second": samples / max(self.seconds, 1e-9),
+        }
+
+
+def _check(
+    plan: Plan,
+    schedule: Sequence[Phase],
+    rounds: int | None,
+    evaluations: int,
+    target_accuracy: float | None,
+    max_bad_rounds: int,
+) -> None:
+    for name, value in (
+        ("evaluations", evaluations),
+        ("max_bad_rounds", max_bad_rounds),
+    ):
+        if value < 1:
+            raise UserError(f"{name}={value}: must be 1 or more")
+    if target_accuracy is not None and not 0 <= target_accuracy <= 1:
+        raise UserError(
+            f"target_accuracy={target_accuracy}: must be a fraction between 0 and 1"
+        )
+    if rounds is not None and any(p.local_steps for p in schedule):
+        raise UserError(
+            "a budget in rounds is ambiguous here, because the number of local steps "
+            "changes during the run: give epochs or samples"
+        )
+    every_step = all(p.strategy.sync is no_sync for p in schedule)
+    if every_step and plan.local_steps > 1:
+        raise UserError(
+            f"local_steps={plan.local_steps}: this strategy communicates in every step "
+            "and does nothing at the end of a round; use local_steps=1, or one that "
+            "synchronises every local_steps steps, such as local_sgd"
+        )
