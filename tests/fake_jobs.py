@@ -31,14 +31,16 @@ def fake_curve(config, evaluations=11, top=0.98, speed=1.0, regression=False):
     """Saturating accuracy; seconds, bytes and rounds that follow from the sizes."""
     strategy = config["strategy"]["_target_"].rpartition(".")[2]
     rng = np.random.default_rng([config["seed"], config["workers"], len(strategy)])
-    rate = RATES.get(strategy, 1.0) * speed / config["workers"] ** 0.25
+    rate = RATES.get(strategy, 1.0) * speed / config["workers"] ** 0.2
     batch = config["worker_batch"] * config["workers"]
     rounds = config["samples"] // (batch * config["local_steps"])
     sent = 0 if config["workers"] == 1 else DENSE
+    full = 8.0 / (RATES.get(strategy, 1.0) * config["workers"] ** 0.7)
+    full *= 1 + rng.normal(0, 0.03)
     lines = []
     for step in range(evaluations):
         share = step / max(evaluations - 1, 1)
-        accuracy = 0.1 + (top - 0.1) * (1 - math.exp(-6 * rate * share))
+        accuracy = 0.1 + (top - 0.1) * (1 - math.exp(-7 * rate * share))
         accuracy += rng.normal(0, 0.003)
         done = round(rounds * share)
         lines.append(
@@ -47,7 +49,7 @@ def fake_curve(config, evaluations=11, top=0.98, speed=1.0, regression=False):
                 "step": done * config["local_steps"],
                 "samples": done * config["local_steps"] * batch,
                 "epoch": done * config["local_steps"] * batch / 1500,
-                "seconds": 8.0 * share / (rate * config["workers"] ** 0.4),
+                "seconds": full * share,
                 "batch_loss": None if step == 0 else 2.3 * math.exp(-4 * rate * share),
                 "train_loss": 2.3 * math.exp(-4 * rate * share),
                 "test_loss": 2.4 * math.exp(-3.5 * rate * share) + rng.uniform(0, 0.01),
@@ -143,6 +145,7 @@ def fake_sweep(root, *, seeds=3, workers=(1, 2, 4, 8), strategies=tuple(RATES)):
         status="diverged",
         reason="loss was not finite for 3 rounds, from round 12",
         evaluations=3,
+        top=0.5,
     )
     fake_job(
         root / str(number + 1),

@@ -6,7 +6,7 @@ across the sweep, as in ``local_sgd, workers=4, scaling=linear``.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parsgd.results.files import Job
@@ -95,16 +95,45 @@ def _groups_of_task(task: str, sets: list[list[Job]]) -> list[Group]:
         )
         for same, jobs in zip(sets, kept, strict=True)
     ]
-    sizes = [key for key in SIZES if len({str(g.setting(key)) for g in made}) > 1]
-    return [g._replace(label=_label(g, sizes)) for g in made]
+    return _labelled(made)
 
 
-def _label(group: Group, sizes: Sequence[str]) -> str:
-    parts = [f"{SIZES[key]}={group.setting(key)}" for key in sizes]
-    parts += [
-        f"{key}={value}" for key, value in group.varied.items() if value is not None
+def _labelled(groups: list[Group]) -> list[Group]:
+    """Name each group by its strategy, its workers and what else tells it apart.
+
+    A size that follows from what is named already (the global batch from the workers
+    at a fixed worker batch, say) is left out.
+    """
+    names = [[g.strategy] for g in groups]
+    parts = [
+        [(SIZES.get(key, key), get(g)) for g in groups]
+        for key, get in _namers(groups[0].varied)
     ]
-    return ", ".join([group.strategy, *parts])
+    for part in parts:
+        longer = [
+            name if value is None else [*name, f"{key}={value}"]
+            for name, (key, value) in zip(names, part, strict=True)
+        ]
+        if len(set(map(tuple, longer))) > len(set(map(tuple, names))):
+            names = longer
+    return [
+        g._replace(label=", ".join(name)) for g, name in zip(groups, names, strict=True)
+    ]
+
+
+def _namers(varied: Iterable[str]) -> list[tuple[str, Callable[[Group], Any]]]:
+    def size(key: str) -> Callable[[Group], Any]:
+        return lambda g: g.setting(key)
+
+    def choice(key: str) -> Callable[[Group], Any]:
+        return lambda g: g.varied[key]
+
+    first, *others = SIZES
+    return [
+        (first, size(first)),
+        *((key, choice(key)) for key in varied),
+        *((key, size(key)) for key in others),
+    ]
 
 
 def _identity(job: Job) -> str:

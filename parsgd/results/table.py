@@ -178,9 +178,14 @@ def _status(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
-def _rank(row: dict[str, Any]) -> tuple:
+def always_reached(row: dict[str, Any]) -> bool:
+    """Whether every run of a row reached the target, and at least one completed."""
     k, _, m = (row["reached"] or "").partition(" of ")
-    sure = bool(k) and k == m and row["seconds_to_target"] is not None
+    return row["n"] > 0 and k == m and row["seconds_to_target"] is not None
+
+
+def _rank(row: dict[str, Any]) -> tuple:
+    sure = always_reached(row)
     seconds = row["seconds_to_target"] if sure else 0.0
     accuracy = row["accuracy"] if row["accuracy"] is not None else -1.0
     return row["task"], not sure, seconds, -accuracy, row["configuration"]

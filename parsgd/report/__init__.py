@@ -1,0 +1,75 @@
+"""From job folders to a table, figures and one page that answers the question.
+
+Which method, on how many workers, reaches the accuracy soonest, and at what cost in
+samples, rounds and bytes? `build` writes
+
+- ``table.csv``, ``table.parquet``: every column of `parsgd.results.COLUMNS`;
+- ``table.md``: the readable columns;
+- ``figures/*.png``: for papers and slides;
+- ``index.html``: one file with everything, interactive, that needs no network.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from parsgd.errors import UserError
+
+
+class Paths(NamedTuple):
+    """What `build` wrote."""
+
+    folder: Path
+    csv: Path
+    parquet: Path
+    markdown: Path
+    figures: tuple[Path, ...]
+    page: Path
+
+
+def build(
+    dirs: str | Path | Iterable[str | Path],
+    out: str | Path | None = None,
+    target: float | None = None,
+) -> Paths:
+    """Read the jobs under ``dirs`` and write table, figures and page.
+
+    Args:
+        dirs: folders of jobs or of sweeps; they are searched to the bottom.
+        out: where to write; by default a folder ``report`` in the first of ``dirs``.
+        target: test accuracy to race to, in (0, 1]; see `parsgd.results.targets`.
+
+    Raises:
+        UserError: no jobs, files of another kind, an impossible target, or a folder
+            that cannot be written.
+    """
+    # Drawing libraries take a second to import: only those who draw pay.
+    from parsgd import results
+    from parsgd.report.figures import draw
+    from parsgd.report.page import render
+    from parsgd.report.study import study
+
+    dirs = [dirs] if isinstance(dirs, str | Path) else list(dirs)
+    subject = study(results.load(dirs), target)
+    folder = Path(out) if out is not None else Path(dirs[0]) / "report"
+    paths = Paths(
+        folder=folder,
+        csv=folder / "table.csv",
+        parquet=folder / "table.parquet",
+        markdown=folder / "table.md",
+        figures=(),
+        page=folder / "index.html",
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_csv(subject.table, paths.csv)
+        results.write_parquet(subject.table, paths.parquet)
+        results.write_markdown(subject.table, paths.markdown)
+        figures = draw(subject, folder / "figures")
+        results.write_atomic(paths.page, render(subject))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {folder} ({error.strerror or error}): choose another "
+            "folder with out="
+        ) from error
+    return paths._replace(figures=tuple(figures))

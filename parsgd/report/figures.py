@@ -1,0 +1,211 @@
+"""PNG figures of a study, drawn on figures of their own: no pyplot, no global state."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
+
+from parsgd.report.study import (
+    AXES,
+    Entry,
+    Part,
+    Study,
+    curves_of,
+    drawn,
+    floor_of,
+    front,
+    scaling_lines,
+)
+from parsgd.report.style import (
+    COLORS,
+    MPL_DASHES,
+    MPL_FILLS,
+    MPL_MARKERS,
+    workers_of,
+)
+
+LINES = 16  # more lines in a still picture cannot be followed
+MEASURES = {"test_accuracy": "test accuracy", "test_loss": "test loss"}
+
+
+def draw(study: Study, folder: Path) -> list[Path]:
+    """Write the PNG figures of each task; return their paths.
+
+    What has no data is not drawn: no convergence figure without an evaluation, no
+    throughput without a completed run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.png"):
+        old.unlink()  # of an earlier report, perhaps of other tasks
+    paths = []
+    for part in study.parts:
+        suffix = f"-{_safe(part.task)}" if len(study.parts) > 1 else ""
+        made = {
+            "convergence": convergence(part),
+            "throughput": throughput(part),
+            "pareto": pareto(part),
+        }
+        for name, figure in made.items():
+            if figure is not None:
+                paths.append(folder / f"{name}{suffix}.png")
+                figure.savefig(paths[-1], dpi=150, bbox_inches="tight")
+    return paths
+
+
+def convergence(part: Part) -> Figure | None:
+    """Accuracy (or loss) against samples, seconds, rounds and bytes."""
+    entries = drawn(part.entries, LINES)
+    if not entries:
+        return None
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    for axes, axis in zip(figure.subplots(2, 2, sharey=True).flat, AXES, strict=True):
+        for entry in entries:
+            _line(axes, entry, axis.key, axis.log)
+        if part.target.value is not None:
+            axes.axhline(part.target.value, color="0.5", lw=1, ls=(0, (4, 4)), zorder=0)
+        _finish(axes, axis.title, MEASURES[part.measure])
+        if axis.log:
+            axes.set_xscale("log")
+        unit = "B" if axis.key == "bytes" else ""
+        axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
+        if part.measure == "test_accuracy":
+            axes.set_ylim(bottom=floor_of(entries, part.target.value))
+    total = len(curves_of(part.entries))
+    shown = (
+        f"; {len(entries)} of {total} configurations" if len(entries) < total else ""
+    )
+    goal = f"; dashed: target {part.target.value:g}" if part.target.value else ""
+    figure.suptitle(f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}")
+    _legend(figure, entries)
+    return figure
+
+
+def throughput(part: Part) -> Figure | None:
+    """Samples per second against workers."""
+    lines = scaling_lines(part.entries)
+    if not lines:
+        return None
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for line in lines.values():
+        look = line[0].look
+        axes.plot(
+            [workers_of(e.group) for e in line],
+            [e.row["samples_per_second"] for e in line],
+            color=look.color,
+            marker="o",
+            fillstyle=MPL_FILLS[look.variant],
+        )
+    counts = sorted({workers_of(e.group) for line in lines.values() for e in line})
+    if counts[0] > 0:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_ylim(bottom=0)
+    _finish(axes, "workers", "samples/s")
+    axes.set_title(f"{part.task}: training throughput", fontsize=11)
+    _legend(figure, [e for line in lines.values() for e in line], workers=False)
+    return figure
+
+
+def pareto(part: Part) -> Figure | None:
+    """Training time against final accuracy, the non-dominated points joined."""
+    entries = [
+        e
+        for e in part.entries
+        if e.row["train_seconds"] is not None and e.row["accuracy"] is not None
+    ]
+    if not entries:
+        return None
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    points = [(e.row["train_seconds"], e.row["accuracy"]) for e in entries]
+    best = [points[i] for i in front(points)]
+    axes.plot(*zip(*best, strict=True), color="0.6", lw=1.5, zorder=1)
+    for entry, (x, y) in zip(entries, points, strict=True):
+        axes.errorbar(
+            x,
+            y,
+            yerr=entry.row["accuracy_sem"],
+            color=entry.look.color,
+            marker=MPL_MARKERS[entry.look.workers],
+            fillstyle=MPL_FILLS[entry.look.variant],
+            ms=7,
+            elinewidth=1,
+        )
+    _finish(axes, "training time of the run (s)", "final test accuracy")
+    axes.set_title(
+        f"{part.task}: joined where no other is both faster and better", fontsize=11
+    )
+    _legend(figure, entries)
+    return figure
+
+
+def _line(axes: Axes, entry: Entry, key: str, log: bool) -> None:
+    curve, look = entry.curve, entry.look
+    if curve is None:
+        return
+    keep = [i for i, x in enumerate(curve.x[key]) if x > 0 or not log]
+    x, y = [curve.x[key][i] for i in keep], [curve.y[i] for i in keep]
+    axes.plot(
+        x,
+        y,
+        color=look.color,
+        ls=MPL_DASHES[look.workers],
+        marker=MPL_MARKERS[look.workers],
+        fillstyle=MPL_FILLS[look.variant],
+        ms=4,
+        lw=1.5,
+        markevery=max(1, len(x) // 10),
+    )
+    if curve.sem is not None:
+        sem = [curve.sem[i] for i in keep]
+        low = [m - s for m, s in zip(y, sem, strict=True)]
+        high = [m + s for m, s in zip(y, sem, strict=True)]
+        axes.fill_between(x, low, high, color=look.color, alpha=0.18, lw=0)
+
+
+def _finish(axes: Axes, x: str, y: str) -> None:
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Figure, entries: Sequence[Entry], *, workers: bool = True) -> None:
+    """What colours, dashes and fills stand for, rather than one line per curve."""
+    strategies = {e.group.strategy: e.look.color for e in entries}
+    handles = [
+        Line2D([], [], color=color, lw=3, label=name)
+        for name, color in sorted(strategies.items())
+    ]
+    if workers:
+        counts = {workers_of(e.group): e.look.workers for e in entries}
+        handles += [
+            Line2D([], [], color="0.3", ls=MPL_DASHES[i], marker=MPL_MARKERS[i], ms=4)
+            for _, i in sorted(counts.items())
+        ]
+        for handle, count in zip(handles[-len(counts) :], sorted(counts), strict=True):
+            handle.set_label(f"{count} worker{'s' if count != 1 else ''}")
+    fills = {_varied(e): e.look.variant for e in entries if e.group.varied}
+    if 1 < len(fills) <= len(MPL_FILLS):
+        handles += [
+            Line2D(
+                [], [], color="0.3", ls="", marker="o", fillstyle=MPL_FILLS[i], label=n
+            )
+            for n, i in fills.items()
+        ]
+    if len(strategies) <= len(COLORS):
+        figure.legend(handles=handles, loc="outside right upper", frameon=False)
+
+
+def _varied(entry: Entry) -> str:
+    return ", ".join(f"{key}={value}" for key, value in entry.group.varied.items())
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)

@@ -1,0 +1,210 @@
+"""The jobs as the page and the figures see them: curves, fronts, what is drawn."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from parsgd.report.style import Look, looks, workers_of
+from parsgd.results import Group, Job, Target, group, targets
+from parsgd.results.groups import mean_sem
+from parsgd.results.table import table_of_groups
+
+POINTS = 120  # of a curve; more cannot be told apart at the size of a plot
+
+
+class Axis(NamedTuple):
+    """A horizontal axis of the convergence plots."""
+
+    key: str  # in metrics.jsonl
+    title: str
+    log: bool
+
+
+AXES = (
+    Axis("samples", "samples, all workers", False),
+    Axis("seconds", "training time (s)", False),
+    Axis("round", "rounds", False),
+    Axis("bytes", "bytes sent per worker", True),
+)
+
+
+class Curve(NamedTuple):
+    """Mean over the seeds of one configuration, evaluation by evaluation."""
+
+    x: dict[str, list[float]]  # by axis
+    y: list[float]
+    sem: list[float] | None  # None for a single run
+    runs: int
+    status: str
+
+
+class Entry(NamedTuple):
+    """One configuration with its row of the table, its look and its curve."""
+
+    group: Group
+    row: dict[str, Any]
+    look: Look
+    curve: Curve | None
+
+
+class Part(NamedTuple):
+    """The configurations of one task; accuracies of two tasks do not compare."""
+
+    task: str
+    target: Target
+    measure: str  # test_accuracy, or test_loss where no accuracy was measured
+    entries: list[Entry]  # in the order of the table
+
+
+class Study(NamedTuple):
+    """Everything that a report tells."""
+
+    jobs: list[Job]
+    table: pl.DataFrame
+    parts: list[Part]
+
+
+def study(jobs: Iterable[Job], target: float | None = None) -> Study:
+    """Group, tabulate and summarise the jobs."""
+    jobs = list(jobs)
+    groups = group(jobs)
+    goals = targets(groups, target)
+    rows = table_of_groups(groups, goals, sort=False)
+    table = table_of_groups(groups, goals)
+    position = {key: i for i, key in enumerate(table["folders"])}
+    made = [
+        (g, row, look)
+        for g, row, look in zip(
+            groups, rows.iter_rows(named=True), looks(groups), strict=True
+        )
+    ]
+    made.sort(key=lambda item: position[item[1]["folders"]])
+    parts = []
+    for task, goal in goals.items():
+        own = [item for item in made if item[0].task == task]
+        measure = _measure([g for g, _, _ in own])
+        entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
+        parts.append(Part(task, goal, measure, entries))
+    return Study(jobs, table, sorted(parts, key=lambda part: part.task))
+
+
+def curve(group: Group, measure: str) -> Curve | None:
+    """The mean curve of a configuration, at the evaluations that all its runs have.
+
+    Completed runs are used; where there is none, those that diverged or were
+    interrupted show how far they came. None where nothing was measured.
+    """
+    jobs = group.with_status("completed")
+    jobs = jobs or group.with_status("diverged", "interrupted")
+    by_round = [
+        {line["round"]: line for line in job.metrics if line.get(measure) is not None}
+        for job in jobs
+    ]
+    by_round = [lines for lines in by_round if lines]
+    if not by_round:
+        return None
+    shared = sorted(set.intersection(*(set(lines) for lines in by_round)))
+    shared = _thinned(shared)
+    stats = [mean_sem([float(lines[r][measure]) for lines in by_round]) for r in shared]
+    if not stats:
+        return None
+    return Curve(
+        x={
+            axis.key: [
+                mean_sem([float(lines[r].get(axis.key) or 0) for lines in by_round])[0]
+                or 0.0
+                for r in shared
+            ]
+            for axis in AXES
+        },
+        y=[mean for mean, _ in stats if mean is not None],
+        sem=[sem or 0.0 for _, sem in stats] if len(by_round) > 1 else None,
+        runs=len(by_round),
+        status=jobs[0].status,
+    )
+
+
+def drawn(entries: Sequence[Entry], limit: int) -> list[Entry]:
+    """At most ``limit`` entries with a curve, in the order of the table.
+
+    Completed runs hide the others. The best of each strategy and worker count comes
+    first, then the next best overall.
+    """
+    curved = curves_of(entries)
+    if len(curved) <= limit:
+        return curved
+    seen: set[tuple[str, int]] = set()
+    first, rest = [], []
+    for entry in curved:
+        kind = entry.group.strategy, workers_of(entry.group)
+        (rest if kind in seen else first).append(entry)
+        seen.add(kind)
+    chosen = {id(e) for e in [*first, *rest][:limit]}
+    return [e for e in curved if id(e) in chosen]
+
+
+def curves_of(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries with a curve: of completed runs, or of any where none completed."""
+    curved = [e for e in entries if e.curve is not None]
+    whole = [e for e in curved if e.curve and e.curve.status == "completed"]
+    return whole or curved
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Indices of the points that no other beats in both: less x and more y.
+
+    Examples:
+        >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)])
+        [0, 2]
+    """
+    best, kept = float("-inf"), []
+    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
+    for i in order:
+        if points[i][1] > best:
+            best = points[i][1]
+            kept.append(i)
+    return kept
+
+
+def floor_of(entries: Sequence[Entry], target: float | None) -> float:
+    """Where an accuracy axis starts, so that what matters near the top is seen.
+
+    The lowest accuracy after the first interval, but no more than six times the error
+    of the target away from 1.
+    """
+    early = [e.curve.y[1] for e in entries if e.curve and len(e.curve.y) > 2]
+    low = min(early, default=0.0)
+    return max(0.0, low - 0.02, 1 - 6 * (1 - target) if target is not None else 0.0)
+
+
+def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries with a throughput, as lines over the worker count, by name."""
+    timed = [e for e in entries if e.row["samples_per_second"] is not None]
+    for keys in ((), ("local_steps",), ("local_steps", "global_batch")):
+        lines: dict[str, list[Entry]] = {}
+        for entry in timed:
+            g = entry.group
+            named = [f"{key}={value}" for key, value in g.varied.items()]
+            named += [f"{key.replace('_', ' ')} {g.setting(key)}" for key in keys]
+            lines.setdefault(", ".join([g.strategy, *named]), []).append(entry)
+        sizes = [[workers_of(e.group) for e in line] for line in lines.values()]
+        if all(len(set(line)) == len(line) for line in sizes):
+            break  # one point per worker count
+    return {
+        name: sorted(line, key=lambda e: workers_of(e.group))
+        for name, line in lines.items()
+    }
+
+
+def _measure(groups: Sequence[Group]) -> str:
+    lines = (line for g in groups for job in g.jobs for line in job.metrics)
+    known = any(line.get("test_accuracy") is not None for line in lines)
+    return "test_accuracy" if known else "test_loss"
+
+
+def _thinned(rounds: list[int]) -> list[int]:
+    if len(rounds) <= POINTS:
+        return rounds
+    step = (len(rounds) - 1) / (POINTS - 1)
+    return [rounds[round(i * step)] for i in range(POINTS)]
