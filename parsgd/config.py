@@ -1,0 +1,241 @@
+"""The schema of a run's config, and `build`, which turns a config into objects.
+
+Only the plumbing (sizes, budget, seed) has a typed schema. An algorithm, an optimizer,
+a task, a rule or a schedule is a call, ``_target_`` and arguments, whose schema is the
+function's own signature. Two resolvers help:
+
+``${default:32,${global_batch}}``
+    32, unless one of the other values is given: then null;
+``${steps:0.5}``
+    that fraction of the run's optimizer steps, as a whole number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import optax
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from parsgd import scaling
+from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.errors import UserError
+from parsgd.plan import Plan, make_plan
+from parsgd.targets import ALLOWED, call
+from parsgd.tasks import Task
+
+SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
+SIZES += ("epochs", "samples", "rounds", "micro_batches")
+FIT = ("target_accuracy", "evaluations", "train_examples", "max_bad_rounds")
+FIT += ("check_replicas",)
+
+
+@dataclass
+class Placement:
+    """Where workers run; see `parsgd.place`."""
+
+    kind: str = "auto"
+    devices: Any = None
+
+
+@dataclass
+class Config:
+    """The config of a run. `parsgd.fit` explains the sizes and the budget."""
+
+    task: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    scaling: dict[str, Any] = field(default_factory=dict)
+    schedule: Any = None
+    placement: Placement = field(default_factory=Placement)
+    seed: int = 0
+    workers: int = 1
+    local_steps: int = 1
+    worker_batch: int | None = None
+    global_batch: int | None = None
+    epochs: float | None = None
+    samples: int | None = None
+    rounds: int | None = None
+    target_accuracy: float | None = None
+    evaluations: int = 10
+    train_examples: int = 10_000
+    tail: str = "drop"
+    micro_batches: int = 1
+    max_bad_rounds: int = 3
+    check_replicas: bool = False
+    debug: bool = False
+
+
+class Built(NamedTuple):
+    """What a config describes.
+
+    Attributes:
+        config: The config as it is stored: resolved, with the base learning rate.
+        task: First argument of `parsgd.fit`.
+        strategy: Second argument.
+        arguments: Its keyword arguments.
+        facts: What the summary of the run gets to know of the scaling.
+        lines: The same in words, for the start of the run.
+    """
+
+    config: dict[str, Any]
+    task: Task
+    strategy: Algorithm
+    arguments: dict[str, Any]
+    facts: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def conf_dir() -> Path:
+    """The shipped configs: inside an installed package, else the repository's."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register() -> None:
+    """Tell Hydra the schema and OmegaConf the resolvers. Repeating it does no harm."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    OmegaConf.register_new_resolver("default", _default, replace=True)
+    OmegaConf.register_new_resolver("steps", _steps_as_text, replace=True)
+
+
+def _default(value: Any, *others: Any) -> Any:
+    return value if all(other is None for other in others) else None
+
+
+def _steps_as_text(fraction: float) -> str:
+    """Before the number of steps is known, ``${steps:0.5}`` stays what it is."""
+    return f"${{steps:{fraction}}}"
+
+
+def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
+    """The config as plain values, as a job stores it.
+
+    Args:
+        cfg: As Hydra composed it.
+        steps: Optimizer steps of the run; None leaves ``${steps:...}`` as they stand.
+    """
+    register()
+    if steps is not None:
+        OmegaConf.register_new_resolver(
+            "steps", lambda fraction: int(float(fraction) * steps), replace=True
+        )
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True)
+    finally:
+        register()
+    assert isinstance(plain, dict)
+    # How messages are shown is no part of what was run.
+    return {str(key): value for key, value in plain.items() if key != "debug"}
+
+
+def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
+    """Build everything that `parsgd.fit` needs, and nothing that computes.
+
+    Args:
+        cfg: A config with the keys of `Config`.
+        allowed: Top-level packages whose functions the config may call.
+
+    Raises:
+        UserError: Sizes that do not fit, or calls that cannot be made.
+    """
+    first = resolved(cfg)
+    task = call(first["task"], "task", allowed=allowed)
+    if not isinstance(task, Task):
+        raise _wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
+    plan = make_plan(len(task.data.train.x), **{name: first[name] for name in SIZES})
+    config = resolved(cfg, plan.steps)
+    optimizer, rate, facts, lines = _optimizer(config, plan, allowed)
+    strategy = call(config["strategy"], "strategy", optimizer, allowed=allowed)
+    phased = isinstance(strategy, tuple) and strategy
+    if not (isinstance(strategy, Strategy) or _phases(phased)):
+        raise _wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
+    lines += _block_momentum(config)
+    arguments = {name: config[name] for name in (*SIZES, *FIT)}
+    arguments["placement"] = config["placement"]["kind"]
+    arguments["devices"] = _devices(config["placement"]["devices"])
+    arguments["learning_rate"] = rate if callable(rate) else lambda step: rate
+    return Built(config, task, strategy, arguments, facts, tuple(lines))
+
+
+def _phases(value: Any) -> bool:
+    return bool(value) and all(isinstance(item, Phase) for item in value)
+
+
+def _wrong(key: str, value: Any, wanted: str) -> UserError:
+    return UserError(
+        f"{key}._target_ returns a {type(value).__name__}; it must return {wanted}"
+    )
+
+
+def _optimizer(
+    config: Mapping[str, Any], plan: Plan, allowed: Sequence[str]
+) -> tuple[optax.GradientTransformation, Any, dict[str, Any], list[str]]:
+    node = config["optimizer"]
+    base = node.get("learning_rate")
+    if isinstance(base, bool) or not isinstance(base, int | float):
+        raise UserError(
+            f"optimizer.learning_rate={base}: give the base rate as a number; scaling "
+            "and schedule change it"
+        )
+    rule = call(config["scaling"], "scaling", allowed=allowed)
+    if not isinstance(rule, scaling.Scaling):
+        raise _wrong("scaling", rule, "a parsgd.scaling.Scaling")
+    batch = plan.order.global_batch
+    factor, others = rule.factor(batch), rule.hyperparameters(batch, node)
+    warmup = round(rule.warmup_epochs * plan.order.steps_per_epoch)
+    schedule = None
+    if config["schedule"] is not None:
+        schedule = call(config["schedule"], "schedule", allowed=allowed)
+    rate = scaling.learning_rate(base, factor, warmup_steps=warmup, schedule=schedule)
+    optimizer = call(
+        {k: v for k, v in node.items() if k != "learning_rate"} | others,
+        "optimizer",
+        allowed=allowed,
+        learning_rate=rate,
+    )
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise _wrong("optimizer", optimizer, "an optax.GradientTransformation")
+    facts = {
+        "base_learning_rate": base,
+        "learning_rate": base * factor,
+        "lr_factor": factor,
+        "scaling": rule.rule,
+        "reference_batch": rule.reference_batch,
+    } | {f"scaled_{name}": value for name, value in others.items()}
+    return optimizer, rate, facts, _describe(rule, batch, base, factor, others, warmup)
+
+
+def _describe(rule, batch, base, factor, others, warmup) -> list[str]:
+    against = ""
+    if rule.reference_batch is not None:
+        against = f": global batch {batch} against reference batch {rule.reference_batch}"
+    line = f"learning rate {base:g} x {factor:g} = {base * factor:g} ({rule.rule}{against})"
+    if others:
+        line += "; " + ", ".join(f"{name} {value:g}" for name, value in others.items())
+    if warmup and factor != 1:
+        line += f"; warm-up from {base:g} over {warmup} steps"
+    return [line]
+
+
+def _block_momentum(config: Mapping[str, Any]) -> list[str]:
+    if "eta" not in config["strategy"]:
+        return []
+    eta, source = config["strategy"]["eta"], "as given"
+    if eta is None:
+        eta, source = 1 - 1 / config["workers"], "1 - 1/W"
+    return [f"block momentum eta {eta:g} ({source})"]
+
+
+def _devices(value: Any) -> int | list[int] | None:
+    numbers = value if isinstance(value, list) else [value]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+    if value is not None and not (numbers and whole):
+        raise UserError(
+            f"placement.devices={value}: give how many devices, as in 2, or which, as "
+            "in [1,3]; null lets the placement choose"
+        )
+    return value

@@ -1,0 +1,129 @@
+"""Calls written in a config: which may be made, and what is said when one fails.
+
+A node such as ``{_target_: optax.sgd, learning_rate: 0.1}`` is a call. Only targets of
+the packages in `ALLOWED` are called, and those that the user names: on the command line
+or in a folder given by ``--config-dir``. A config that comes with somebody's results
+cannot choose code.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from parsgd.errors import UserError
+
+ALLOWED = ("parsgd", "optax", "flax")
+_TARGET = re.compile(r"_target_['\"]?\s*[=:]\s*['\"]?([A-Za-z_][\w.]*)")
+
+
+def named_packages(
+    arguments: Iterable[str], folders: Iterable[str | Path] = ()
+) -> tuple[str, ...]:
+    """Top-level packages of the targets in a command line and in config folders.
+
+    Example:
+        >>> named_packages(["workers=2", "+task.model._target_=my_nets.Wide"])
+        ('my_nets',)
+    """
+    texts = [*arguments]
+    for folder in folders:
+        files = sorted(p for p in Path(folder).rglob("*.y*ml") if p.is_file())
+        texts += [file.read_text(errors="replace") for file in files]
+    found = [name for text in texts for name in _TARGET.findall(text)]
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in found))
+
+
+def call(
+    node: Mapping[str, Any],
+    key: str,
+    *args: Any,
+    allowed: Sequence[str] = ALLOWED,
+    **late: Any,
+) -> Any:
+    """Make the call that ``node`` describes, its nested calls first.
+
+    Args:
+        node: Resolved config of the call.
+        key: Where it stands, for messages.
+        *args: Positional arguments that the config cannot hold.
+        allowed: Top-level packages whose functions may be called.
+        **late: The same for keyword arguments.
+
+    Raises:
+        UserError: The call is not allowed, does not exist, or does not take these
+            arguments or values.
+    """
+    if "_target_" not in node:
+        raise UserError(
+            f"{key} has no _target_: it must name the function to call, as the files "
+            f"in conf/{key} do"
+        )
+    for place, target in _targets(node, key):
+        if not isinstance(target, str) or target.partition(".")[0] not in allowed:
+            raise UserError(
+                f"{place}._target_={target} is not called: only functions of "
+                f"{', '.join(allowed)} are, and those that you name yourself, on the "
+                "command line or in a folder given by --config-dir"
+            )
+    try:
+        return instantiate(node, _convert_="all", _partial_=True)(*args, **late)
+    except InstantiationException as error:
+        raise _explain(node, key, error) from error
+    except (TypeError, ValueError) as error:
+        raise _explain(node, key, error) from error
+
+
+def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Every ``_target_`` in a config, with the place where it stands."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, node["_target_"]
+        for name, value in node.items():
+            yield from _targets(value, f"{key}.{name}")
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield from _targets(value, f"{key}[{i}]")
+
+
+def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
+    text, place = str(error), key
+    if match := re.search(r"^full_key: (\S+)$", text, re.MULTILINE):
+        place = f"{key}.{match[1]}"
+        for part in match[1].split("."):
+            name, _, index = part.partition("[")
+            node = node[name]
+            if index:
+                node = node[int(index.rstrip("]"))]  # type: ignore[index]
+    target = str(node.get("_target_"))
+    cause = error.__cause__ if isinstance(error, InstantiationException) else error
+    if isinstance(cause, UserError):
+        return UserError(str(cause))
+    if isinstance(cause, ImportError | ModuleNotFoundError) or "locating" in text:
+        return UserError(
+            f"{place}._target_={target} cannot be found: {_last_line(cause or error)}"
+        )
+    if isinstance(cause, TypeError):
+        return UserError(_wrong_arguments(place, target, cause))
+    reason = _last_line(cause or error)
+    return UserError(f"{place}: {target} refuses its arguments: {reason}")
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+def _wrong_arguments(place: str, target: str, error: TypeError) -> str:
+    try:
+        signature = inspect.signature(get_object(target))
+    except (ValueError, TypeError, InstantiationException, ImportError):
+        return f"{place}: {target}: {error}"
+    takes = ", ".join(signature.parameters) or "no arguments"
+    if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        return f"{place}.{match[1]}: {target} has no such argument; it takes {takes}"
+    return f"{place}: {target}: {error}; it takes {takes}"
