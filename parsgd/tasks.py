@@ -9,17 +9,28 @@ For text, ``crossentropy_i`` is the mean over the tokens of window i.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from parsgd.data.dataset import Dataset, validate
-from parsgd.data.digits import load_digits
+from parsgd.data import (
+    Dataset,
+    load_breast_cancer,
+    load_csv,
+    load_digits,
+    load_fashion_mnist,
+    load_npz,
+    load_text,
+    make_synthetic,
+    validate,
+)
 from parsgd.errors import UserError
 from parsgd.models.base import ModelState, Params, as_model
 from parsgd.models.classifier import Classifier
-from parsgd.models.mlp import MLP
+from parsgd.models.gpt import GPT
+from parsgd.models.mlp import MLP, LogisticRegression
 
 
 class Batch(NamedTuple):
@@ -143,16 +154,159 @@ def digits(
     split_seed: int = 0,
     l2: float = 0.0,
 ) -> Task:
-    """Handwritten digits from scikit-learn: 1,438 images of 8 x 8 to learn from.
+    """Handwritten digits of 8 x 8 pixels from scikit-learn.
 
     Args:
       model: see `classification`; default ``MLP(features=[64])``.
-      test_fraction: share of the 1,797 images held out.
-      split_seed: of the permutation that separates them.
+      test_fraction: see `parsgd.data.load_digits`, as is the next.
+      split_seed: of the permutation that separates training and test images.
       l2: see `classification`.
     """
     data = load_digits(test_fraction=test_fraction, split_seed=split_seed)
-    return classification(data, MLP(features=(64,)) if model is None else model, l2=l2)
+    return classification(data, _given(model, MLP(features=(64,))), l2=l2)
+
+
+def fashion_mnist(
+    model: Any = None, *, data_dir: str | Path | None = None, l2: float = 0.0
+) -> Task:
+    """70,000 images of clothes, 28 x 28 pixels.
+
+    Args:
+      model: see `classification`; default ``MLP(features=[128])``.
+      data_dir: see `parsgd.data.load_fashion_mnist`; default, wherever they are.
+      l2: see `classification`.
+    """
+    data = load_fashion_mnist(data_dir=data_dir)
+    return classification(data, _given(model, MLP(features=(128,))), l2=l2)
+
+
+def breast_cancer(
+    model: Any = None,
+    *,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    l2: float = 1e-2,
+) -> Task:
+    """Tumours with 30 measurements from scikit-learn: a convex problem.
+
+    With the default model the objective has one minimum, which every exact method
+    must reach; it is the mean over the training split of the loss in `Task.metrics`.
+
+    Args:
+      model: see `classification`; default ``LogisticRegression()``.
+      test_fraction: see `parsgd.data.load_breast_cancer`, as is the next.
+      split_seed: of the permutation that separates training and test rows.
+      l2: see `classification`.
+    """
+    data = load_breast_cancer(test_fraction=test_fraction, split_seed=split_seed)
+    return classification(data, _given(model, LogisticRegression()), l2=l2)
+
+
+def synthetic(
+    model: Any = None,
+    *,
+    examples: int = 10_000,
+    test_examples: int = 2_000,
+    features: int = 32,
+    classes: int = 10,
+    kind: Literal["clusters", "teacher"] = "clusters",
+    separation: float = 4.0,
+    label_noise: float = 0.0,
+    data_seed: int = 0,
+    l2: float = 0.0,
+) -> Task:
+    """A seeded problem of any size; `parsgd.data.make_synthetic` has its arguments.
+
+    ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[64])``.
+    """
+    data = make_synthetic(
+        examples=examples,
+        test_examples=test_examples,
+        features=features,
+        classes=classes,
+        kind=kind,
+        separation=separation,
+        label_noise=label_noise,
+        data_seed=data_seed,
+    )
+    return classification(data, _given(model, MLP(features=(64,))), l2=l2)
+
+
+def text(
+    model: Any = None,
+    *,
+    path: str | Path | None = None,
+    context: int = 64,
+    test_fraction: float = 0.1,
+    l2: float = 0.0,
+) -> Task:
+    """The next byte of a text; `parsgd.data.load_text` has its arguments.
+
+    ``model`` and ``l2`` as in `classification`: tokens ``[b, T]`` to logits
+    ``[b, T, 256]``; the default is ``GPT()``.
+    """
+    data = load_text(path=path, context=context, test_fraction=test_fraction)
+    return classification(data, _given(model, GPT()), l2=l2)
+
+
+def npz(
+    path: str | Path,
+    model: Any = None,
+    *,
+    x: str = "x",
+    y: str = "y",
+    x_test: str | None = None,
+    y_test: str | None = None,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    standardize: bool = True,
+    l2: float = 0.0,
+) -> Task:
+    """Arrays of one's own; `parsgd.data.load_npz` has the arguments.
+
+    ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[128])``.
+    """
+    data = load_npz(
+        path,
+        x=x,
+        y=y,
+        x_test=x_test,
+        y_test=y_test,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        standardize=standardize,
+    )
+    return classification(data, _given(model, MLP(features=(128,))), l2=l2)
+
+
+def csv(
+    path: str | Path,
+    model: Any = None,
+    *,
+    label: str | int = -1,
+    separator: str = ",",
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    standardize: bool = True,
+    l2: float = 0.0,
+) -> Task:
+    """A table of one's own; `parsgd.data.load_csv` has the arguments.
+
+    ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[128])``.
+    """
+    data = load_csv(
+        path,
+        label=label,
+        separator=separator,
+        test_fraction=test_fraction,
+        split_seed=split_seed,
+        standardize=standardize,
+    )
+    return classification(data, _given(model, MLP(features=(128,))), l2=l2)
+
+
+def _given(model: Any, default: Any) -> Any:
+    return default if model is None else model
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

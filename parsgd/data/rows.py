@@ -1,5 +1,7 @@
 """Helpers shared by the sources of tabular data: splitting, labels, scaling."""
 
+from pathlib import Path
+
 import numpy as np
 
 from parsgd.data.dataset import Dataset, Split, Standardize, as_floats, shared
@@ -57,6 +59,16 @@ def from_arrays(
     )
 
 
+def existing_file(path: str | Path, source: str) -> Path:
+    """The path of a file that exists, absolute; ``source`` names who asks for it."""
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise UserError(
+            f"{source}: there is no file {file}: set path to an existing one."
+        )
+    return file
+
+
 def split_rows(
     x: np.ndarray, y: np.ndarray, *, test_fraction: float, seed: int, name: str
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -70,8 +82,13 @@ def split_rows(
       name: for the message.
 
     Raises:
-      UserError: the fraction leaves one of the splits empty.
+      UserError: the lengths differ, or the fraction leaves one of the splits empty.
     """
+    if len(x) != len(y):
+        raise UserError(
+            f"{name}: there are {len(x)} inputs but {len(y)} labels: each example "
+            "needs exactly one of each."
+        )
     held_out = round(len(x) * test_fraction)
     if not 0 < test_fraction < 1 or not 0 < held_out < len(x):
         raise UserError(

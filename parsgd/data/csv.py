@@ -1,0 +1,115 @@
+"""The user's own table, from a CSV file."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from parsgd.data.dataset import Dataset
+from parsgd.data.rows import existing_file, from_arrays, split_rows
+from parsgd.errors import UserError
+
+
+def load_csv(
+    path: str | Path,
+    *,
+    label: str | int = -1,
+    separator: str = ",",
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    standardize: bool = True,
+) -> Dataset:
+    """A table with a header line: numeric columns and one of labels.
+
+    Args:
+      path: the file.
+      label: name of the label column, or its position (-1 is the last): whole numbers
+        or strings. All other columns are inputs.
+      separator: the character between columns.
+      test_fraction: share of the rows held out.
+      split_seed: of the permutation that chooses them.
+      standardize: shift and scale each column by the training split's statistics.
+
+    Raises:
+      UserError: the file or the column is missing, or a column has missing, NaN or
+        non-numeric values.
+    """
+    file = existing_file(path, "csv")
+    # A changed file is another data set: its time is part of the cache's key.
+    return _load(
+        file,
+        file.stat().st_mtime_ns,
+        label,
+        separator,
+        test_fraction,
+        split_seed,
+        standardize,
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _load(
+    file: Path,
+    modified: int,
+    label: str | int,
+    separator: str,
+    test_fraction: float,
+    split_seed: int,
+    standardize: bool,
+) -> Dataset:
+    del modified
+    x, y = _table(file, label, separator)
+    train, test = split_rows(
+        x, y, test_fraction=test_fraction, seed=split_seed, name=file.stem
+    )
+    return from_arrays(file.stem, train, test, standardize=standardize)
+
+
+def _table(
+    file: Path, label: str | int, separator: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs ``[N, columns] float32`` and labels ``[N]``."""
+    import polars as pl
+
+    try:
+        # Types from the whole file: a late word must not become a null.
+        table = pl.read_csv(file, separator=separator, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+        raise UserError(f"csv: {file} cannot be read as a table ({error}).") from error
+    names = table.columns
+    if isinstance(label, int):
+        if not -len(names) <= label < len(names):
+            raise UserError(f"csv: label={label}, but {file} has {len(names)} columns.")
+        label = names[label]
+    if label not in names:
+        raise UserError(
+            f"csv: {file} has no column {label!r}; it has {', '.join(names)}: "
+            "set label to one of these."
+        )
+    if len(names) < 2:
+        raise UserError(
+            f"csv: {file} has the one column {label!r} when separated by "
+            f"{separator!r}: set separator, or add columns to learn from."
+        )
+    for name in names:
+        column = table[name]
+        if name != label and not (
+            column.dtype.is_numeric() or column.dtype == pl.Boolean
+        ):
+            raise UserError(
+                f"csv: column {name!r} of {file} is not numeric, for example "
+                f"{column.drop_nulls()[0]!r}: encode it as numbers or remove it."
+            )
+        bad = column.is_null()
+        if column.dtype.is_float():
+            bad = bad | ~column.is_finite().fill_null(True)
+        if bad.any():
+            raise UserError(
+                f"csv: column {name!r} of {file} has {bad.sum()} missing, NaN or "
+                f"infinite value(s), the first in row {bad.arg_max()} (of the data, "
+                "from 0): fill them or remove those rows."
+            )
+    y = table[label].to_numpy()
+    if table[label].dtype == pl.String:
+        y = y.astype(np.str_)
+    return table.drop(label).cast(pl.Float32).to_numpy(), y

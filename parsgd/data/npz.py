@@ -1,0 +1,99 @@
+"""The user's own arrays, from a NumPy archive."""
+
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from parsgd.data.dataset import Dataset
+from parsgd.data.rows import existing_file, from_arrays, split_rows
+from parsgd.errors import UserError
+
+
+def load_npz(
+    path: str | Path,
+    *,
+    x: str = "x",
+    y: str = "y",
+    x_test: str | None = None,
+    y_test: str | None = None,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+    standardize: bool = True,
+) -> Dataset:
+    """Arrays of a NumPy archive: inputs ``[N, ...]`` and labels ``[N]``.
+
+    Args:
+      path: the ``.npz`` file.
+      x: key of the inputs.
+      y: key of the labels: whole numbers or strings.
+      x_test: key of the held-out inputs; None splits ``x`` and ``y`` instead.
+      y_test: key of the held-out labels, given exactly when ``x_test`` is.
+      test_fraction: share of the rows held out if there are no test keys.
+      split_seed: of the permutation that chooses them.
+      standardize: shift and scale by the training split's statistics: per column for
+        matrices, by one number each for images. ``uint8`` stays ``uint8`` in memory.
+
+    Raises:
+      UserError: the file or a key is missing, or the arrays cannot be used.
+    """
+    file = existing_file(path, "npz")
+    if (x_test is None) != (y_test is None):
+        raise UserError("npz: give both x_test and y_test, or neither.")
+    keys = (x, y) if x_test is None or y_test is None else (x, y, x_test, y_test)
+    # A changed file is another data set: its time is part of the cache's key.
+    return _load(
+        file, file.stat().st_mtime_ns, keys, test_fraction, split_seed, standardize
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _load(
+    file: Path,
+    modified: int,
+    keys: tuple[str, ...],
+    test_fraction: float,
+    split_seed: int,
+    standardize: bool,
+) -> Dataset:
+    del modified
+    arrays = _arrays(file, keys)
+    train = arrays[0], arrays[1]
+    if len(arrays) == 4:
+        test = arrays[2], arrays[3]
+    else:
+        train, test = split_rows(
+            *train, test_fraction=test_fraction, seed=split_seed, name=file.stem
+        )
+    return from_arrays(file.stem, train, test, standardize=standardize)
+
+
+def _arrays(file: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
+    try:
+        archive = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"npz: {file} is no NumPy archive ({error}).") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise UserError(f"npz: {file} is one array without keys: write it by savez.")
+    with archive:
+        arrays = []
+        for key in keys:
+            if key not in archive.files:
+                raise UserError(
+                    f"npz: {file} has no array {key!r}; it has "
+                    f"{', '.join(archive.files)}: set x and y to two of these."
+                )
+            try:
+                arrays.append(archive[key])
+            except ValueError as error:
+                raise UserError(
+                    f"npz: array {key!r} of {file} holds Python objects: convert it "
+                    "to numbers (or labels to strings) before saving."
+                ) from error
+    for key, array in zip(keys[::2], arrays[::2], strict=True):
+        if array.dtype.kind not in "biuf" or array.ndim < 2:
+            raise UserError(
+                f"npz: array {key!r} is {array.dtype}{array.shape}: inputs must be "
+                "real numbers, one row per example: [N, features] or [N, h, w, c]."
+            )
+    return arrays

@@ -1,0 +1,208 @@
+"""Convolutions as patches and one matrix product, and the CNN built on them.
+
+XLA's CPU convolution is fast on its own but about 8 times slower inside ``lax.scan``,
+and kernels that differ between vmapped workers turn it into a grouped convolution,
+slower still. A matrix product has neither fault::
+
+    patches [b, h, w, kh * kw * C]  @  kernel [kh * kw * C, F]  ->  [b, h, w, F]
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from parsgd.errors import UserError
+from parsgd.models.classifier import Classifier, check_rate, check_sizes
+
+Padding = str | int | Sequence[tuple[int, int]]
+
+
+def patches(
+    x: jax.Array,
+    kernel_size: tuple[int, int],
+    strides: tuple[int, int],
+    padding: Sequence[tuple[int, int]],
+) -> jax.Array:
+    """All windows of the images, flattened: ``[b, H, W, C] -> [b, h, w, kh * kw * C]``.
+
+    Made of static slices, first along the rows and then of those along the columns:
+    ``kh + kw`` copies of longer runs instead of ``kh * kw`` short ones, forwards and
+    in the gradient.
+
+    Args:
+      x: images ``[b, H, W, C]``.
+      kernel_size: ``(kh, kw)``.
+      strides: steps of the window, ``(sh, sw)``.
+      padding: zeros added ``((top, bottom), (left, right))``.
+
+    Examples:
+      >>> x = jnp.arange(9.0).reshape(1, 3, 3, 1)
+      >>> patches(x, (2, 2), (1, 1), ((0, 0), (0, 0)))[0, 1, 1].tolist()
+      [4.0, 5.0, 7.0, 8.0]
+    """
+    (kh, kw), (sh, sw) = kernel_size, strides
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    height, width = (x.shape[1] - kh) // sh + 1, (x.shape[2] - kw) // sw + 1
+    end = (width - 1) * sw + 1
+    rows = jnp.concatenate([x[:, :, j : j + end : sw] for j in range(kw)], axis=-1)
+    end = (height - 1) * sh + 1
+    return jnp.concatenate([rows[:, i : i + end : sh] for i in range(kh)], axis=-1)
+
+
+class PatchConv(nn.Module):
+    """A 2-D convolution equal to ``flax.linen.Conv``, in parameters and in result.
+
+    Attributes:
+      features: F, output channels.
+      kernel_size: ``(kh, kw)``, or one size for both.
+      strides: of the window, a pair or one for both.
+      padding: ``"SAME"``, ``"VALID"``, zeros on every side, or
+        ``((top, bottom), (left, right))``.
+      use_bias: whether a bias is added.
+
+    Raises:
+      UserError: a size below 1, an unknown padding, or a window larger than the
+        padded image.
+
+    Examples:
+      >>> conv = PatchConv(features=8, kernel_size=3, strides=2)
+      >>> conv.init_with_output(jax.random.key(0), jnp.ones((4, 9, 9, 3)))[0].shape
+      (4, 5, 5, 8)
+    """
+
+    features: int
+    kernel_size: int | Sequence[int] = 3
+    strides: int | Sequence[int] = 1
+    padding: Padding = "SAME"
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Images ``[b, H, W, C]`` to feature maps ``[b, h, w, F]``."""
+        kernel_size, strides = _pair(self.kernel_size), _pair(self.strides)
+        check_sizes(
+            "PatchConv",
+            features=self.features,
+            kernel_size=min(kernel_size),
+            strides=min(strides),
+        )
+        padding = _padding(self.padding, x.shape[1:3], kernel_size, strides)
+        for size, window, pads in zip(x.shape[1:3], kernel_size, padding, strict=True):
+            if window > size + sum(pads):
+                raise UserError(
+                    f"PatchConv: a window of {window} does not fit an image of {size} "
+                    f"padded to {size + sum(pads)}: use a smaller kernel_size, fewer "
+                    "layers with pooling, or padding='SAME'."
+                )
+        kernel = self.param(
+            "kernel",
+            nn.initializers.lecun_normal(),
+            (*kernel_size, x.shape[-1], self.features),
+        )
+        windows = patches(x, kernel_size, strides, padding)
+        y = windows @ kernel.reshape(-1, self.features).astype(x.dtype)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+            y = y + bias.reshape(1, 1, 1, -1).astype(x.dtype)
+        return y
+
+
+class CNN(Classifier, kw_only=True):
+    """Convolution, max-pooling and ReLU per stage, then dense layers: a small LeNet.
+
+    Attributes:
+      features: channels of each stage; every stage halves the image.
+      kernel_size: of all convolutions.
+      dense: widths of the hidden layers after them.
+      batch_norm: normalise after each convolution, by the worker's own batch in
+        training and by its running statistics (decay 0.9) in evaluation.
+      dropout: rate after every dense hidden layer, in [0, 1).
+      classes: number of logits; None takes the data set's number of classes.
+
+    Raises:
+      UserError: a size below 1, a rate outside [0, 1), or inputs that are no images
+        or too small for this many stages.
+
+    Examples:
+      >>> net = CNN(features=[8, 16], batch_norm=True, classes=10)
+      >>> variables = net.init(jax.random.key(0), jnp.ones((4, 28, 28, 1)))
+      >>> sorted(variables)
+      ['batch_stats', 'params']
+    """
+
+    features: Sequence[int] = (8, 16)
+    kernel_size: int = 5
+    dense: Sequence[int] = (128,)
+    batch_norm: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        self.features, self.dense = tuple(self.features), tuple(self.dense)
+        for width in (*self.features, *self.dense, self.kernel_size):
+            check_sizes("CNN", size=width)
+        check_rate("CNN", self.dropout)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """Logits ``[b, classes]`` of images ``[b, H, W, C]``."""
+        if x.ndim != 4 or min(x.shape[1:3]) < 2 ** len(self.features):
+            raise UserError(
+                f"CNN: one input has shape {x.shape[1:]}: {len(self.features)} stages "
+                "need images [height, width, channels] of at least "
+                f"{2 ** len(self.features)} pixels a side: use an MLP, or fewer "
+                "features."
+            )
+        for channels in self.features:
+            # The bias would be removed again by the normalisation.
+            x = PatchConv(channels, self.kernel_size, use_bias=not self.batch_norm)(x)
+            if self.batch_norm:
+                x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+            # relu(max) = max(relu), with a quarter of the elements.
+            x = nn.relu(max_pool(x))
+        x = x.reshape(x.shape[0], -1)
+        for width in self.dense:
+            x = nn.relu(nn.Dense(width)(x))
+            x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        return self.head(x)
+
+
+def max_pool(x: jax.Array) -> jax.Array:
+    """Maxima of 2 x 2 tiles, ``[b, H, W, C] -> [b, H // 2, W // 2, C]``.
+
+    By reshaping: the gradient of a windowed reduction is a slow scatter on CPU.
+    """
+    b, height, width, channels = x.shape
+    height, width = height // 2, width // 2
+    tiles = x[:, : 2 * height, : 2 * width]
+    return tiles.reshape(b, height, 2, width, 2, channels).max(axis=(2, 4))
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    if len(value) != 2:
+        raise UserError(f"PatchConv: {value} must be one size or a pair of sizes.")
+    return value[0], value[1]
+
+
+def _padding(
+    padding: Padding,
+    size: tuple[int, ...],
+    kernel_size: tuple[int, int],
+    strides: tuple[int, int],
+) -> Sequence[tuple[int, int]]:
+    if isinstance(padding, int):
+        return (padding, padding), (padding, padding)
+    if isinstance(padding, str):
+        if padding not in ("SAME", "VALID"):
+            raise UserError(
+                f"PatchConv: padding={padding!r}: choose 'SAME', 'VALID', a number of "
+                "zeros, or a pair of pairs."
+            )
+        return lax.padtype_to_pads(size, kernel_size, strides, padding)
+    (top, bottom), (left, right) = padding
+    return (top, bottom), (left, right)
