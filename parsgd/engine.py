@@ -58,7 +58,7 @@ class Engine:
         self.compile_seconds = 0.0
         self._programs: dict[tuple[int, int], Any] = {}
         # Where devices are made out of cores, make them before the backend starts.
-        placement.prepare(kind, devices)
+        placement.prepare(devices)
         self._spec = jax.eval_shape(self._init_worker, jax.random.key(0))
         self.shared, identical = self._sharing()
         self.placement: Placement = placement.place(

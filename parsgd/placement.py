@@ -70,43 +70,38 @@ def want_cpu_devices(count: int) -> None:
         return
 
 
-def prepare(kind: str, devices: int | Sequence[int] | None) -> None:
-    """Make the CPU devices that a placement may want, before the backend starts."""
-    if kind in ("vmap", "debug") and devices is None:
-        return
+def prepare(devices: int | Sequence[int] | None) -> None:
+    """Make the CPU devices that this run or a later one may want.
+
+    One for each core, or as many as asked for; called before the backend starts.
+    """
+    want_cpu_devices(max([os.cpu_count() or 1, *(i + 1 for i in _indices(devices))]))
+
+
+def _indices(devices: int | Sequence[int] | None) -> list[int]:
     if devices is None:
-        want_cpu_devices(os.cpu_count() or 1)
-    else:
-        _available(devices)
+        return []
+    indices = list(range(devices)) if isinstance(devices, int) else list(devices)
+    if not indices or min(indices) < 0 or len({*indices}) < len(indices):
+        raise UserError(
+            f"placement.devices={devices}: give how many devices (1 or more), or a list "
+            "that names each device once, from 0 on"
+        )
+    return indices
 
 
 def _available(devices: int | Sequence[int] | None) -> list[Any]:
-    wanted = (
-        [] if devices is None else [devices] if isinstance(devices, int) else devices
-    )
-    if isinstance(devices, int):
-        if devices < 1:
-            raise UserError(f"placement.devices={devices}: ask for at least one device")
-        want_cpu_devices(devices)
-    elif wanted:
-        if len({*wanted}) < len(wanted) or min(wanted) < 0:
-            raise UserError(
-                f"placement.devices={list(wanted)}: name each device once, from 0 on"
-            )
-        want_cpu_devices(max(wanted) + 1)
-    found = jax.devices()
-    if devices is None:
-        return found
-    needed = devices if isinstance(devices, int) else max(wanted) + 1
+    found, indices = jax.devices(), _indices(devices)
+    needed = max(indices, default=0) + 1
     if needed > len(found):
         raise UserError(
             f"placement.devices={devices} needs {needed} devices, but JAX has "
             f"{len(found)} ({found[0].platform}). Ask for fewer, or use "
             "placement=vmap, which needs one. CPU devices are made when JAX starts: "
-            f"call jax.config.update('jax_num_cpu_devices', {needed}) before the first use "
-            "of JAX in this process (in a notebook: restart the kernel)."
+            f"call jax.config.update('jax_num_cpu_devices', {needed}) before the first "
+            "use of JAX in this process (in a notebook: restart the kernel)."
         )
-    return [found[i] for i in indices]
+    return [found[i] for i in indices] or found
 
 
 def _largest_divisor(number: int, limit: int) -> int:

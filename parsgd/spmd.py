@@ -136,27 +136,30 @@ def _pmapped(
 ) -> Callable:
     """`body` under pmap, compiled if ``args`` are given; workers split as [D, L]."""
     count, lanes = len(placement.devices), placement.lanes
+    # pmap wants one mapped argument at least, and workers may share all of theirs.
+    slots = put(np.zeros(count, np.int8), placement, PER_WORKER)
     mapped: Any = jax.pmap(
-        body,
+        lambda slot, *args: body(*args),
         axis_name=DEVICES,
-        in_axes=_axes(shared_in),
+        in_axes=(0, *_axes(shared_in)),
         out_axes=_axes(shared_out),
         devices=placement.devices,
     )
 
     def split(same, x):
-        if same:
-            return x
-        return x.reshape(count, lanes, *x.shape[1:]) if lanes > 1 else x
+        return x if same else x.reshape(count, lanes, *x.shape[1:])
 
     def join(same, x):
-        return x if same or lanes == 1 else x.reshape(count * lanes, *x.shape[2:])
+        return x if same else x.reshape(count * lanes, *x.shape[2:])
 
     if args is not None:
-        mapped = mapped.lower(*_prefixed(split, shared_in, args)).compile()
+        args = put(_prefixed(split, shared_in, args), placement, shared_in)
+        mapped = mapped.lower(slots, *args).compile()
 
     def run(*args):
-        return _prefixed(join, shared_out, mapped(*_prefixed(split, shared_in, args)))
+        args = put(_prefixed(split, shared_in, args), placement, shared_in)
+        out = mapped(slots, *args)
+        return _prefixed(join, shared_out, out)
 
     return run
 
@@ -207,7 +210,7 @@ def compiled(
 
 def put(tree: Any, placement: Placement, shared: Any) -> Any:
     """Move arrays to the placement's devices, each worker's part to its own."""
-    if len(placement.devices) == 1 or placement.kind == "pmap":
+    if len(placement.devices) == 1:
         return jax.device_put(tree, placement.devices[0])
 
     def leaf(same, x):
