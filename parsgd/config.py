@@ -212,8 +212,11 @@ def _optimizer(
 def _describe(rule, batch, base, factor, others, warmup) -> list[str]:
     against = ""
     if rule.reference_batch is not None:
-        against = f": global batch {batch} against reference batch {rule.reference_batch}"
-    line = f"learning rate {base:g} x {factor:g} = {base * factor:g} ({rule.rule}{against})"
+        against = (
+            f": global batch {batch} against reference batch {rule.reference_batch}"
+        )
+    line = f"learning rate {base:g} x {factor:g} = {base * factor:g} "
+    line += f"({rule.rule}{against})"
     if others:
         line += "; " + ", ".join(f"{name} {value:g}" for name, value in others.items())
     if warmup and factor != 1:

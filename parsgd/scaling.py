@@ -124,7 +124,7 @@ def linear(*, reference_batch: int | None, warmup_epochs: float = 5.0) -> Scalin
 
 
 def sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
-    """Learning rate times sqrt(kappa): keeps the variance of a step.
+    """Learning rate times the square root of kappa: keeps the variance of a step.
 
     Args:
         reference_batch: B0 >= 1.

@@ -1,0 +1,96 @@
+"""The console command: ``parsgd train``, ``traffic``, ``report`` and ``list``."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+HELP = """\
+parsgd: research on parallel SGD.
+
+  parsgd train ...        train one configuration, or with -m a sweep of many
+  parsgd traffic ...      what a configuration sends, without training
+  parsgd report DIR...    table, figures and page of what was run
+  parsgd list [GROUP]     strategies, optimizers, tasks and other choices
+
+Examples:
+  parsgd train strategy=block_momentum workers=4
+  parsgd train -m strategy=sync_sgd,local_sgd workers=1,2,4 seed=0,1,2
+  parsgd train -m +experiment=demo
+  parsgd traffic strategy=one_bit_sgd workers=8
+  parsgd report multirun/2026-01-31/12-00-00-000000
+
+`parsgd COMMAND --help` says more. Exit codes: 0 all went well, 1 a job failed or
+diverged, 2 wrong use.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code.
+
+    Args:
+        arguments: Without the program's name; by default those of the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0 if given else 2
+    if given[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"parsgd {version('parsgd')}")
+        return 0
+    name, rest = given[0], given[1:]
+    # A user's own modules, named by _target_, are found where the command is run.
+    sys.path.append(os.getcwd())
+    try:
+        return _command(name, rest)
+    except KeyboardInterrupt:
+        _complain(
+            "interrupted. A sweep goes on with the same command and "
+            "hydra.sweep.dir=DIR, where DIR is its folder"
+        )
+        return 130
+    except Exception as error:
+        if "debug=true" in rest:
+            raise
+        return _explained(error)
+
+
+def _command(name: str, rest: list[str]) -> int:
+    if name == "list":
+        from parsgd.choices import show
+
+        return show(rest)
+    if name not in ("train", "traffic", "report"):
+        _complain(f"{name}: there is no such command; `parsgd --help` lists them")
+        return 2
+    from parsgd import commands
+
+    return getattr(commands, name)(rest)
+
+
+def _explained(error: Exception) -> int:
+    """Print a user's mistake as one message; show any other error as it is."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from parsgd.errors import UserError
+    from parsgd.messages import explain
+
+    if isinstance(error, UserError):
+        _complain(str(error))
+    elif isinstance(error, HydraException | OmegaConfBaseException):
+        _complain(explain(error))
+    elif isinstance(error, OSError):
+        _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+    else:
+        raise error
+    return 2
+
+
+def _complain(text: str) -> None:
+    print(f"parsgd: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

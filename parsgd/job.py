@@ -1,0 +1,194 @@
+"""One job: build a config, train, and leave its files behind, however it ends."""
+
+import datetime
+import json
+import logging
+import os
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from parsgd import results
+from parsgd.config import Built, build, resolved
+from parsgd.errors import UserError
+from parsgd.progress import Display
+from parsgd.targets import ALLOWED
+from parsgd.train import Observer, Record, fit
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """How a job ended; ``mistake`` tells a user's mistake from a fault."""
+
+    status: str
+    reason: str | None = None
+    mistake: bool = False
+
+
+def run_job(
+    cfg: DictConfig,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    allowed: Sequence[str] = ALLOWED,
+    console: Console | None = None,
+) -> Outcome:
+    """Run a job in its folder, unless the folder holds this very job's result.
+
+    An exception becomes a failed job: its reason stands in ``result.json``, the
+    traceback in the log, and on the console where the config says ``debug: true``.
+
+    Args:
+        cfg: As Hydra composed it.
+        folder: The job's own folder; `parsgd.results` describes the files.
+        overrides: What the user changed, for the record.
+        allowed: Top-level packages whose functions the config may call.
+        console: Where to show progress.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    console = console or Console()
+    record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
+    display = Display(console)
+    config, begun = _as_stored(cfg), False
+    if done := _settled(folder, config):
+        return _skip(display, done)
+    try:
+        cache_compilations()
+        built = build(cfg, allowed=allowed)
+        # Only now is it known what ${steps:...} is a part of.
+        config = built.config
+        if done := _settled(folder, config):
+            return _skip(display, done)
+        if (folder / results.files.RESULT).exists():
+            display.say("its config has changed or it failed: it is run again")
+        results.begin(folder, config)
+        begun = True
+        outcome, measured = _train(built, folder, display)
+    except Exception as error:
+        log.error("the job failed:\n%s", traceback.format_exc())
+        if cfg.get("debug"):
+            traceback.print_exc()
+        if not begun:
+            results.begin(folder, config)
+        outcome = Outcome("failed", _reason(error), isinstance(error, UserError))
+        measured = {"summary": {}, "final": None, "best": None}
+        measured["machine"] = results.machine()
+    record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
+    results.finish(folder, record | measured | {"versions": results.versions()})
+    text = outcome.status if outcome.reason is None else ": ".join(outcome[:2])
+    display.say(f"{text} ({folder})")
+    return outcome
+
+
+def cache_compilations() -> None:
+    """Keep compiled programs in the user's cache folder, for the next job or process.
+
+    ``PARSGD_CACHE`` names another folder; a cache folder that JAX was told of stays.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("PARSGD_CACHE") or Path(home) / "parsgd")
+    jax.config.update("jax_compilation_cache_dir", str(folder.expanduser() / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+class _Recorder(Observer):
+    """Appends each record to the job's metrics, and shows it."""
+
+    def __init__(self, folder: Path, display: Display):
+        self._folder, self._display = folder, display
+        self.records: list[Record] = []
+
+    def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
+        self._display.start(summary, lines)
+
+    def progress(self, step: int, steps: int, record: Record) -> None:
+        self._display.progress(step, steps, record)
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        results.append(self._folder, record)
+        self._display.record(record)
+
+
+def _train(built: Built, folder: Path, display: Display) -> tuple[Outcome, dict]:
+    _reset_peak_memory()
+    with display:
+        run = fit(
+            built.task,
+            built.strategy,
+            observer=_Recorder(folder, display.with_lines(built.lines)),
+            **built.arguments,
+        )
+    summary = run.summary | built.facts | {"peak_memory_bytes": _peak_memory()}
+    scored = [r for r in run.history if r.get("test_accuracy") is not None]
+    best = max(scored, key=lambda r: r["test_accuracy"], default=None)
+    measured = {"summary": summary, "final": run.history[-1], "best": best}
+    measured["machine"] = results.machine(jax.devices())
+    return Outcome(run.status, run.reason), measured
+
+
+def _as_stored(cfg: DictConfig) -> dict[str, Any]:
+    try:
+        return resolved(cfg)
+    except OmegaConfBaseException:
+        # It fails again when the job is built, and that is reported.
+        plain = OmegaConf.to_container(cfg)
+        assert isinstance(plain, dict)
+        return {str(key): value for key, value in plain.items()}
+
+
+def _settled(folder: Path, config: dict[str, Any]) -> str | None:
+    """The status of this config's run in the folder, if it need not be repeated."""
+    try:
+        result = json.loads((folder / results.files.RESULT).read_text())
+    except (OSError, ValueError):
+        return None
+    same = result.get("config") == json.loads(json.dumps(config, default=str))
+    status = result.get("status")
+    return status if same and status in ("completed", "diverged") else None
+
+
+def _skip(display: Display, status: str) -> Outcome:
+    display.say(f"already {status}: skipped")
+    return Outcome(status)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _reset_peak_memory() -> None:
+    """Start a new high-water mark, where the system can: jobs share a process."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _peak_memory() -> int | None:
+    """The process's high-water mark in bytes; None where the system has none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = [line.split()[1] for line in lines if line.startswith("VmHWM")]
+    return 1024 * int(kilobytes[0]) if kilobytes else None

@@ -1,0 +1,102 @@
+"""What a run shows while it goes on: a progress bar, or lines where nobody watches."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from parsgd.train import Observer, Record
+
+log = logging.getLogger(__name__)
+
+
+class Display(Observer):
+    """Shows a run on a console, and writes the same to the job's log.
+
+    Args:
+        console: Where to; a terminal gets a bar, anything else a line per evaluation.
+        lines: To print at the start, besides what `parsgd.fit` tells.
+
+    Use it as a context manager, so that the bar ends with the run.
+    """
+
+    def __init__(self, console: Console, lines: Sequence[str] = ()):
+        self._console, self._lines = console, lines
+        self._bar: Progress | None = None
+        self._row = TaskID(0)
+        self._accuracy: float | None = None
+
+    def with_lines(self, lines: Sequence[str]) -> "Display":
+        """The same display, with more to print at the start."""
+        self._lines = (*self._lines, *lines)
+        return self
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line, and log it."""
+        log.info(text)
+        # No wrapping: lines are read by programs too, where there is no terminal.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
+        """Sizes, learning rate, placement and traffic; then the bar."""
+        for line in (*lines, *self._lines, traffic_line(summary)):
+            self.say(line)
+        if self._console.is_terminal:
+            text = TextColumn("{task.fields[text]}", markup=False)
+            self._bar = Progress(
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                text,
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._bar.start()
+            self._row = self._bar.add_task("train", total=1, text="compiling")
+
+    def progress(self, step: int, steps: int, record: Record) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            text = _text(record, self._accuracy)
+            self._bar.update(self._row, completed=step, total=steps, text=text)
+
+    def record(self, record: Record) -> None:
+        """One line per evaluation, where there is no bar."""
+        self._accuracy = record.get("test_accuracy")
+        line = f"step {record['step']}, epoch {record['epoch']:.2f}: "
+        line += _text(record, self._accuracy)
+        log.info(line)
+        if self._bar is None:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def traffic_line(summary: dict[str, Any]) -> str:
+    """Bytes per round, and their ratio to averaging the gradients in every step."""
+    sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
+    if not sent:
+        return "traffic: nothing is sent"
+    return (
+        f"traffic: {decimal(round(sent))} per worker and round, {dense / sent:.3g} x "
+        "less than all-reduced gradients in every step"
+    )
+
+
+def _text(record: Record, accuracy: float | None) -> str:
+    loss = record.get("batch_loss")
+    parts = [f"loss {loss:.4f}"] if loss is not None else []
+    if accuracy is not None:
+        parts.append(f"accuracy {accuracy:.4f}")
+    if record["seconds"]:
+        parts.append(f"{record['samples'] / record['seconds']:,.0f} samples/s")
+    parts.append(f"{decimal(round(record['bytes']))} sent")
+    return ", ".join(parts)

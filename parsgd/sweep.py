@@ -1,0 +1,181 @@
+"""What happens around the jobs of a sweep, as a Hydra callback.
+
+Before: the number of jobs is printed, a dry run lists them, a folder that holds another
+sweep is refused, and CPU devices are made for the largest job. After: the table, the
+page, and an exit code that tells whether a job failed.
+
+Hydra turns exceptions of callbacks into warnings, so what must stop the command leaves
+as ``SystemExit``.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.table import Table
+
+from parsgd.errors import UserError
+from parsgd.messages import explain
+from parsgd.placement import want_cpu_devices
+
+
+class Sweep(Callback):
+    """The callback that ``conf/config.yaml`` registers.
+
+    Args:
+        dry_run: List the jobs and stop; the command's ``--dry-run``.
+    """
+
+    def __init__(self, dry_run: bool = False):
+        self._dry_run = dry_run
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """A single run: one job."""
+        del kwargs
+        if self._dry_run:
+            _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
+            raise SystemExit(0)
+        make_devices([config.placement.devices])
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Count, check and maybe list the jobs; make the devices they need."""
+        del kwargs
+        try:
+            jobs = sweep_jobs(config)
+            if jobs is None:
+                make_devices([config.placement.devices])
+                return
+            folder = Path(config.hydra.sweep.dir)
+            _refuse_other_sweep(folder, jobs)
+            if self._dry_run:
+                _compose_all(config, jobs)
+                _list_jobs(jobs)
+                raise SystemExit(0)
+            print(f"{_count(len(jobs), 'job')} in {folder}", flush=True)
+            values = [_override(job, "placement.devices") for job in jobs]
+            make_devices([config.placement.devices, *values])
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            print(f"parsgd: {explain(error)}", file=sys.stderr)
+            raise SystemExit(2) from error
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Build and show the report; exit with 1 if a job failed or diverged."""
+        del kwargs
+        try:
+            bad = show_report([Path(config.hydra.sweep.dir)])
+        except UserError as error:
+            print(f"parsgd: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+        if bad:
+            raise SystemExit(1)
+
+
+def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
+    """The overrides of each job, or None where a sweeper decides as it goes."""
+    sweeper = config.hydra.sweeper
+    if not sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
+        return None
+    params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
+    overrides = OverridesParser.create().parse_overrides(texts)
+    batches = BasicSweeper.split_arguments(overrides, None)
+    return [job for batch in batches for job in batch]
+
+
+def make_devices(wanted: Sequence[Any]) -> None:
+    """Ask JAX for as many CPU devices as the largest of the placements needs.
+
+    Args:
+        wanted: Values of ``placement.devices``: counts, lists of indices, or None.
+
+    Their number is fixed once JAX has started, so the first job of a sweep must have
+    as many as the last. What is no count or list is reported by the job that has it.
+    """
+    needed = [os.cpu_count() or 1]
+    for value in wanted:
+        numbers = list(value) if isinstance(value, Sequence) else [value]
+        if numbers and all(isinstance(n, int) for n in numbers):
+            listed = isinstance(value, Sequence)
+            needed.append(max(numbers) + 1 if listed else numbers[0])
+    want_cpu_devices(max(needed))
+
+
+def show_report(
+    dirs: Sequence[Path], out: str | None = None, target: float | None = None
+) -> int:
+    """Build the report of these folders, print the table and where the page is.
+
+    Returns:
+        How many jobs failed, diverged or were interrupted.
+    """
+    from parsgd import report, results
+
+    jobs = results.load(dirs)
+    paths = report.build(dirs, out, target)
+    console = Console()
+    if console.is_terminal:
+        shown = results.readable(results.table(jobs, target))
+        table = Table(*shown.columns, header_style="bold")
+        for row in shown.rows():
+            table.add_row(*row)
+        console.print(table, markup=False)
+    else:
+        print(paths.markdown.read_text())
+    bad = [job for job in jobs if job.status != "completed"]
+    for job in bad:
+        print(f"{job.status}: {job.folder}: {job.reason}")
+    done = len(jobs) - len(bad)
+    print(f"{done} of {_count(len(jobs), 'job')} completed")
+    print(f"page: {paths.page}")
+    return len(bad)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
+    print(_count(len(jobs), "job"))
+    for number, job in enumerate(jobs):
+        print(f"#{number} {' '.join(job)}".rstrip())
+
+
+def _compose_all(config: DictConfig, jobs: Sequence[Sequence[str]]) -> None:
+    """Find out now which job's config is wrong, as Hydra does before a real sweep."""
+    common = [str(override) for override in config.hydra.overrides.hydra]
+    for job in jobs:
+        compose(config.hydra.job.config_name, overrides=[*common, *job])
+
+
+def _override(job: Sequence[str], key: str) -> Any:
+    for override in OverridesParser.create().parse_overrides(list(job)):
+        if override.key_or_group == key:
+            value = override.value()
+            return value if not isinstance(value, float) else None
+    return None
+
+
+def _refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
+    """Jobs are numbered, so a folder can be completed only by the same sweep."""
+    for number, job in enumerate(jobs):
+        path = folder / str(number) / ".hydra" / "overrides.yaml"
+        if not path.is_file():
+            continue
+        there = [str(override) for override in yaml.safe_load(path.read_text()) or []]
+        if sorted(there) != sorted(job):
+            raise UserError(
+                f"{folder} holds another sweep: its job {number} is "
+                f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "
+                "hydra.sweep.dir, or repeat that sweep to complete it"
+            )
