@@ -67,8 +67,11 @@ def convergence(part: Part) -> Figure | None:
         if part.target.value is not None:
             axes.axhline(part.target.value, color="0.5", lw=1, ls=(0, (4, 4)), zorder=0)
         _finish(axes, axis.title, MEASURES[part.measure])
-        if axis.log:
+        if axis.log and axes.dataLim.x1 > 0:
             axes.set_xscale("log")
+        elif axis.log:
+            axes.set_xticks([])
+            axes.text(0.5, 0.5, "one worker sends nothing", transform=axes.transAxes)
         unit = "B" if axis.key == "bytes" else ""
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
         if part.measure == "test_accuracy":

@@ -9,8 +9,6 @@ from parsgd.results import COLUMNS
 SHOWN = (
     "workers",
     "local_steps",
-    "global_batch",
-    "learning_rate",
     "accuracy",
     "seconds_to_target",
     "reached",
@@ -20,6 +18,8 @@ SHOWN = (
     "samples_per_second",
     "bytes_per_round",
     "dense_over_sent",
+    "global_batch",
+    "learning_rate",
     "status",
 )
 FORMS = {
@@ -37,6 +37,7 @@ FORMS = {
     "bytes_per_round": "bytes",
     "dense_over_sent": "number",
 }
+PAGE = 15  # rows
 # Columns that carry the error and n of another, shown with it and never alone.
 ERRORS = {
     "accuracy": ("accuracy_sem", "n"),
@@ -82,12 +83,18 @@ def grid(table: pl.DataFrame) -> str:
         classes="display compact",
         style="width:100%",
         scrollX=True,
-        pageLength=15,
-        lengthMenu=[15, 50, {"label": "all", "value": -1}],
+        pageLength=PAGE,
+        layout={
+            # unlike itables' own layout, this one keeps the filter on a short table
+            "topStart": "pageLength" if table.height > PAGE else None,
+            "topEnd": {"search": {"text": "Filter:", "placeholder": "local 8 linear"}},
+            "bottomStart": "info",
+            "bottomEnd": "paging" if table.height > PAGE else None,
+        },
+        lengthMenu=[PAGE, 50, {"label": "all", "value": -1}],
         text_in_header_can_be_selected=False,
         order=[],
         format_floats_in_python=False,
-        language={"search": "Filter:", "emptyTable": "no jobs"},
     )
 
 

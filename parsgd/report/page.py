@@ -1,6 +1,7 @@
 """One HTML file with the answer, the table and the plots, complete in itself."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -60,8 +61,8 @@ def render(study: Study) -> str:
         environment=_environment(study),
         itables=assets(),
         plotly=get_plotlyjs(),
-        # "</script>" in a label must not end the script
-        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        # a tag in a label must not end the script
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
         js=_asset("page.js"),
     )
 
@@ -96,10 +97,21 @@ def _subtitle(study: Study) -> str:
 
 def _answer(part: Part, several: bool) -> str:
     heading = f"<h2>{escape(part.task)}</h2>" if several else ""
-    text = escape(" ".join(sentences(part)))
+    text = _strong(" ".join(sentences(part)), [e.group.label for e in part.entries])
     cards = "".join(map(_tile, tiles(part)))
     cards = f'<div class="tiles">{cards}</div>' if cards else ""
     return f'{heading}<p class="answer">{text}</p>{cards}'
+
+
+def _strong(text: str, names: Iterable[str]) -> str:
+    """The text as HTML with the names of configurations set off."""
+    # The longest first: one name may begin like another.
+    ordered = sorted(map(re.escape, names), key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(ordered)})", text)
+    return "".join(
+        f"<strong>{escape(piece)}</strong>" if i % 2 else escape(piece)
+        for i, piece in enumerate(pieces)
+    )
 
 
 def _tile(tile: Tile) -> str:
@@ -117,7 +129,12 @@ def _facets(study: Study) -> dict[str, list[str]]:
     Only configurations with something to draw count, and a setting that another one
     fixes (the batch by the workers, say) would filter nothing new.
     """
-    named = [facets(e) for e in _entries(study) if e.curve is not None or e.row["n"]]
+    named = [
+        facets(entry)
+        for part in study.parts
+        for entry in part.entries
+        if entry.row["n"] or entry in curves_of(part.entries)
+    ]
     kept: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for one in named for key in one):
         values = sorted({one.get(key, "none") for one in named}, key=_by_number)
