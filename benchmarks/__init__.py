@@ -1,0 +1,1 @@
+"""Throughput: hand-written JAX loops and PyTorch DDP to hold parsgd against."""

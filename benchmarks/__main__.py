@@ -1,0 +1,58 @@
+"""Run the benchmarks: ``python -m benchmarks --quick | --full [--only NAME]``."""
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import candidates, data, measure
+from benchmarks.candidates import Cell
+
+QUICK = (
+    Cell("sync", "mlp_258k", 2),
+    Cell("sync", "cnn", 2),
+    Cell("local", "mlp_258k", 4),
+    Cell("diloco_adamw", "mlp_258k", 4),
+)
+WORKERS = (1, 2, 4, 8, 64)
+
+
+def cells(full: bool, only: str) -> list[Cell]:
+    """The cells to run: those whose name contains ``only``."""
+    chosen = QUICK
+    if full or only:
+        chosen = [
+            Cell(algorithm, model, workers, dropout)
+            for model in candidates.MODELS
+            for dropout in ((False, True) if model != "cnn" else (False,))
+            for algorithm in candidates.ALGORITHMS
+            for workers in WORKERS
+        ]
+    return [cell for cell in chosen if only in cell.name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="four cells (the default)")
+    size.add_argument("--full", action="store_true", help="every cell")
+    parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--repeats", type=int, default=7, help="windows of a candidate")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of a window")
+    parser.add_argument("--output", type=Path, help="JSON file for all windows")
+    options = parser.parse_args()
+    report = {"machine": measure.machine(), "data": data.load().source, "cells": {}}
+    chosen = cells(options.full, options.only)
+    if not chosen:
+        parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
+    for cell in chosen:
+        ways = candidates.handwritten(cell, seconds=options.seconds)
+        ways += candidates.peers(cell, seconds=options.seconds)
+        results = measure.compare(ways, repeats=options.repeats)
+        report["cells"][cell.name] = measure.record(results)
+        print(f"\n### {cell.name}\n\n{measure.table(results)}", flush=True)
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
