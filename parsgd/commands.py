@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -12,6 +13,9 @@ from omegaconf import DictConfig
 from parsgd import config
 from parsgd.errors import UserError
 from parsgd.targets import ALLOWED, named_packages
+
+if TYPE_CHECKING:
+    from parsgd.job import Outcome
 
 TRAFFIC = """\
 usage: parsgd traffic [KEY=VALUE ...]
@@ -51,18 +55,19 @@ def train(arguments: list[str]) -> int:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
         outcome = run_job(cfg, folder, overrides, allowed=allowed)
-        if outcome.status != "completed" and not sweeping:
+        if sweeping:
+            print(_ending(outcome), flush=True)
+        elif outcome.status == "completed":
+            print(f"completed: {folder}")
+        else:
+            print(f"parsgd: {_ending(outcome)}", file=sys.stderr)
             codes.append(2 if outcome.mistake else 1)
         return outcome.status
 
     config.register()
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    rest = [
-        "hydra.callbacks.parsgd.dry_run=true" if a == "--dry-run" else a
-        for a in arguments
-    ]
-    before, sys.argv = sys.argv, ["parsgd train", *rest]
+    before, sys.argv = sys.argv, ["parsgd train", *_ordered(arguments)]
     try:
         application = hydra.main(
             version_base="1.3",
@@ -73,6 +78,23 @@ def train(arguments: list[str]) -> int:
     finally:
         sys.argv = before
     return codes[-1]
+
+
+def _ordered(arguments: list[str]) -> list[str]:
+    """Options first, then overrides: argparse wants the latter in one piece."""
+    overrides = [a for a in arguments if a[:1] != "-" and ("=" in a or a[:1] == "~")]
+    options = [a for a in arguments if a not in overrides and a != "--dry-run"]
+    if "--dry-run" in arguments:
+        overrides.append("hydra.callbacks.parsgd.dry_run=true")
+    return [*options, *overrides]
+
+
+def _ending(outcome: "Outcome") -> str:
+    if outcome.skipped:
+        return f"{outcome.status} before: skipped"
+    if outcome.mistake:
+        return str(outcome.reason)
+    return ": ".join(part for part in outcome[:2] if part)
 
 
 def _config_dirs(arguments: list[str]) -> list[str]:

@@ -143,6 +143,8 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
         UserError: Sizes that do not fit, or calls that cannot be made.
     """
     first = resolved(cfg)
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise UserError(f"{missing[0]} must be given, as in {missing[0]}=VALUE")
     task = call(first["task"], "task", allowed=allowed)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")

@@ -18,6 +18,7 @@ from parsgd import results
 from parsgd.config import Built, build, resolved
 from parsgd.errors import UserError
 from parsgd.progress import Display
+from parsgd.results.files import RESULT
 from parsgd.targets import ALLOWED
 from parsgd.train import Observer, Record, fit
 
@@ -25,11 +26,19 @@ log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """How a job ended; ``mistake`` tells a user's mistake from a fault."""
+    """How a job ended.
+
+    Attributes:
+        status: ``completed``, ``diverged`` or ``failed``.
+        reason: Why it did not complete.
+        mistake: Whether it failed by a user's mistake, not by a fault.
+        skipped: Whether its folder held the result already.
+    """
 
     status: str
     reason: str | None = None
     mistake: bool = False
+    skipped: bool = False
 
 
 def run_job(
@@ -60,21 +69,22 @@ def run_job(
     display = Display(console)
     config, begun = _as_stored(cfg), False
     if done := _settled(folder, config):
-        return _skip(display, done)
+        return Outcome(done, skipped=True)
     try:
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         if done := _settled(folder, config):
-            return _skip(display, done)
-        if (folder / results.files.RESULT).exists():
+            return Outcome(done, skipped=True)
+        if (folder / RESULT).exists():
             display.say("its config has changed or it failed: it is run again")
         results.begin(folder, config)
         begun = True
         outcome, measured = _train(built, folder, display)
     except Exception as error:
-        log.error("the job failed:\n%s", traceback.format_exc())
+        # For the log file alone: the console gets the reason.
+        log.info("the job failed:\n%s", traceback.format_exc())
         if cfg.get("debug"):
             traceback.print_exc()
         if not begun:
@@ -84,8 +94,6 @@ def run_job(
         measured["machine"] = results.machine()
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
     results.finish(folder, record | measured | {"versions": results.versions()})
-    text = outcome.status if outcome.reason is None else ": ".join(outcome[:2])
-    display.say(f"{text} ({folder})")
     return outcome
 
 
@@ -152,17 +160,12 @@ def _as_stored(cfg: DictConfig) -> dict[str, Any]:
 def _settled(folder: Path, config: dict[str, Any]) -> str | None:
     """The status of this config's run in the folder, if it need not be repeated."""
     try:
-        result = json.loads((folder / results.files.RESULT).read_text())
+        result = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):
         return None
     same = result.get("config") == json.loads(json.dumps(config, default=str))
     status = result.get("status")
     return status if same and status in ("completed", "diverged") else None
-
-
-def _skip(display: Display, status: str) -> Outcome:
-    display.say(f"already {status}: skipped")
-    return Outcome(status)
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,9 @@ def explain(error: BaseException) -> str:
             f"cannot read the argument {error.override!r}: arguments look like "
             "key=value, and lists with spaces need quotes"
         )
-    text = _first_line(error)
+    text = _first_line(error).removeprefix("Error merging override ")
+    if match := re.match(r"Could not append to config\. .* '(.+)'", text):
+        return f"{match[1]} exists already: leave out the + before it"
     if match := re.match(r"Ambiguous value for argument '(.+)'", text):
         return (
             f"{match[1]} gives several values: add -m to sweep over them, or write "
@@ -71,7 +73,8 @@ def _not_overridable(key: str, cause: BaseException | None) -> str:
     keys = _siblings(cause)
     where = f" in {parent}" if parent else ""
     listed = f" It has {', '.join(keys)}." if keys else ""
-    return f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
+    text = f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
+    return f"{text} (+{key}=... hands it on all the same)" if parent else text
 
 
 def _siblings(cause: OmegaConfBaseException) -> Sequence[str]:

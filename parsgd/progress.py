@@ -49,7 +49,8 @@ class Display(Observer):
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Sizes, learning rate, placement and traffic; then the bar."""
-        for line in (*lines, *self._lines, traffic_line(summary)):
+        sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
+        for line in (*lines, *self._lines, f"per round {compare(sent, dense)}"):
             self.say(line)
         if self._console.is_terminal:
             text = TextColumn("{task.fields[text]}", markup=False)
@@ -80,14 +81,18 @@ class Display(Observer):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def traffic_line(summary: dict[str, Any]) -> str:
-    """Bytes per round, and their ratio to averaging the gradients in every step."""
-    sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
+def compare(sent: float, dense: float) -> str:
+    """What a worker sends in a round, beside averaging the gradients in every step.
+
+    Example:
+        >>> compare(1000, 16000)
+        'a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
+    """
     if not sent:
-        return "traffic: nothing is sent"
+        return "a worker sends nothing"
     return (
-        f"traffic: {decimal(round(sent))} per worker and round, {dense / sent:.3g} x "
-        "less than all-reduced gradients in every step"
+        f"a worker sends {decimal(round(sent))}; all-reduced gradients: "
+        f"{decimal(round(dense))}, ratio {dense / sent:.3g}"
     )
 
 
