@@ -128,10 +128,12 @@ def test_table_sorts_by_value_on_click(page):
     click_heading(page, "Time to target")
     assert len(upwards) >= 9 and upwards == sorted(upwards)
     assert seconds() == sorted(upwards, reverse=True)
-    # by value, not by letter: 64 before 128
-    click_heading(page, "Global")
-    batches = [int(text) for text in column(page, "Global") if text]
-    assert batches == sorted(batches) and len({len(str(b)) for b in batches}) > 1
+    # by value, not by letter: 95 MB comes before 101 MB
+    click_heading(page, "Bytes to")
+    units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+    shown = [text for text in column(page, "Bytes to") if text]
+    sent = [float(text.split()[0]) * units[text.split()[1]] for text in shown]
+    assert sent == sorted(sent) and shown != sorted(shown)
 
 
 def test_table_filters_by_the_search_box(page):

@@ -1,6 +1,7 @@
 """What a report says and draws, without a browser."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,14 @@ from parsgd import report, results
 from parsgd.errors import UserError
 from parsgd.report.answer import sentences, tiles
 from parsgd.report.plots import plots
-from parsgd.report.study import curve, drawn, front, scaling_lines, study
+from parsgd.report.study import (
+    accuracy_range,
+    curve,
+    drawn,
+    front,
+    scaling_lines,
+    study,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 fake_jobs = importlib.import_module("fake_jobs")
@@ -64,7 +72,7 @@ def test_H2_unwritable_report_is_named(sweep, tmp_path):
 def test_page_is_self_contained(sweep, tmp_path):
     page = report.build(sweep, out=tmp_path).page
     text = page.read_text()
-    assert page.stat().st_size < 6.1e6
+    assert page.stat().st_size < 6.2e6
     assert text.count("plotly.js v") == 1
     # no element fetches: every src and stylesheet is absent or data
     assert not re.search(r"<(script|img|iframe)[^>]*\ssrc=[\"']?(?!data:)", text)
@@ -80,7 +88,10 @@ def test_label_cannot_break_the_page(tmp_path):
     for i, note in enumerate([evil, "plain"]):
         fake_job(tmp_path / str(i), seed=i, overrides=[f"note={note}"], note=note)
     text = report.build(tmp_path).page.read_text()
-    assert evil not in text and "<b>x" not in text.replace("\\/", "/")
+    assert evil not in text
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert evil in json.loads(data[1])["facets"]["note"]
+    assert "<b>x" not in text.replace(data[0], "")
 
 
 def test_no_pyplot_state(sweep, tmp_path):
@@ -127,6 +138,15 @@ def test_answer_for_an_unreached_target_and_single_runs(tmp_path):
     assert "No configuration reached it in every run" in " ".join(sentences(part))
     (part,) = subject(tmp_path).parts
     assert "one run of each" in " ".join(sentences(part))
+
+
+def test_axis_holds_the_best_and_the_target(tmp_path):
+    for target in (0.05, 0.9, 1.0):
+        fake_job(tmp_path / "0", top=0.7)
+        (part,) = subject(tmp_path, target).parts
+        low, top = accuracy_range(part.entries, target)
+        best = max(part.entries[0].curve.y)
+        assert 0 <= low < best < top and target < top and top - low > 0.05
 
 
 def test_diverged_configuration_never_wins(tmp_path):
@@ -237,7 +257,7 @@ def test_lines_are_limited_and_that_is_said(tmp_path):
 def test_200_jobs_stay_small(tmp_path):
     for i in range(200):
         fake_job(tmp_path / str(i), workers=2 ** (i % 5), seed=i % 2, samples=9000 + i)
-    assert report.build(tmp_path).page.stat().st_size < 6.1e6
+    assert report.build(tmp_path).page.stat().st_size < 6.2e6
 
 
 def test_throughput_lines_have_one_point_per_worker_count(tmp_path):

@@ -13,9 +13,9 @@ from parsgd.report.study import (
     Entry,
     Part,
     Study,
+    accuracy_range,
     curves_of,
     drawn,
-    floor_of,
     front,
     scaling_lines,
 )
@@ -75,7 +75,7 @@ def convergence(part: Part) -> Figure | None:
         unit = "B" if axis.key == "bytes" else ""
         axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
         if part.measure == "test_accuracy":
-            axes.set_ylim(bottom=floor_of(entries, part.target.value))
+            axes.set_ylim(accuracy_range(entries, part.target.value))
     total = len(curves_of(part.entries))
     shown = (
         f"; {len(entries)} of {total} configurations" if len(entries) < total else ""

@@ -87,7 +87,7 @@ def grid(table: pl.DataFrame) -> str:
         layout={
             # unlike itables' own layout, this one keeps the filter on a short table
             "topStart": "pageLength" if table.height > PAGE else None,
-            "topEnd": {"search": {"text": "Filter:", "placeholder": "local 8 linear"}},
+            "topEnd": {"search": {"text": "Filter:", "placeholder": "such as local 8"}},
             "bottomStart": "info",
             "bottomEnd": "paging" if table.height > PAGE else None,
         },

@@ -4,10 +4,18 @@ const parsgd = (() => {
   const { figures, configurations, facets, colors, dashes } =
     JSON.parse(document.getElementById("data").textContent);
   for (const { data } of Object.values(figures)) {
-    for (const { meta } of data) { // a trace names its configuration
-      if (!meta?.key) continue;
-      const { facets: own, about } = configurations[meta.key];
-      Object.assign(meta, { facets: own }, meta.about ? { about } : {});
+    for (const trace of data) { // a trace names its configuration, or one per point
+      const meta = trace.meta || {};
+      if (meta.key) {
+        const { facets: own, about } = configurations[meta.key];
+        Object.assign(meta, { facets: own }, meta.about ? { about } : {});
+      } else if (meta.keys) {
+        const points = meta.keys.map((key) => configurations[key]);
+        trace.text = points.map((point) => point.about);
+        // What differs along a line (the workers) does not hide it.
+        meta.facets = Object.fromEntries(Object.entries(points[0].facets)
+          .filter(([key, value]) => points.every((p) => p.facets[key] === value)));
+      }
     }
   }
   const hidden = Object.fromEntries(Object.keys(facets).map((key) => [key, new Set()]));

@@ -61,8 +61,8 @@ def render(study: Study) -> str:
         environment=_environment(study),
         itables=assets(),
         plotly=get_plotlyjs(),
-        # a tag in a label must not end the script
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        # "</script>" or "<!--" in a label must not end or swallow the script
+        data=re.sub("<(?=[/!sS])", r"\\u003c", json.dumps(data, separators=(",", ":"))),
         js=_asset("page.js"),
     )
 

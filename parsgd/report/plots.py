@@ -1,9 +1,9 @@
 """Interactive plots of a study, as plotly figures.
 
 Colours of axes and text are left to the page, which knows light from dark. Every trace
-says in ``meta`` which configuration it draws (``facets``), so that the page's filters
-show and hide it, and what a hover tells (``about``). Both stand once in the page, under
-the configuration's label, which is all that a trace carries.
+names in ``meta`` the configuration that it draws. Under that name the page finds the
+configuration's ``facets``, by which its filters show and hide the trace, and what a
+hover tells (``about``): once, however many traces draw it.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from parsgd.report.study import (
     Axis,
     Entry,
     Part,
+    accuracy_range,
     drawn,
-    floor_of,
     front,
     scaling_lines,
 )
@@ -78,9 +78,8 @@ def _convergence(part: Part, entries: Sequence[Entry], axis: Axis) -> go.Figure:
         figure.update_xaxes(type="log", dtick="D1" if _narrow(entries) else 1)
     figure.update_yaxes(title=MEASURES[part.measure])
     if part.measure == "test_accuracy":
-        top = max(max(e.curve.y) for e in entries if e.curve)
-        low = floor_of(entries, part.target.value)
-        figure.update_yaxes(range=[low, top + 0.04 * (top - low)])
+        low, top = accuracy_range(entries, part.target.value)
+        figure.update_yaxes(range=[low, top])
     if part.target.value is not None:
         figure.add_hline(
             y=part.target.value,
@@ -136,18 +135,14 @@ def _throughput(lines: dict[str, list[Entry]]) -> go.Figure:
     figure = go.Figure()
     for name, line in lines.items():
         look = line[0].look
-        # A line has one point per worker count: those are not filtered, the rest is.
-        kinds = [facets(entry) for entry in line]
-        shared = {k: v for k, v in kinds[0].items() if all(o[k] == v for o in kinds)}
         figure.add_scatter(
             x=[workers_of(e.group) for e in line],
             y=[_short(e.row["samples_per_second"]) for e in line],
-            text=[about(e) for e in line],
             name=escape(name),
             mode="lines+markers",
             line={"color": look.color, "width": 2},
             marker={"symbol": "circle" + FILLS[look.variant], "size": 8},
-            meta={"facets": shared},
+            meta={"keys": [key_of(e) for e in line]},  # one per point
             hovertemplate="<b>%{y:,.0f} samples/s</b><br>%{text}<extra></extra>",
         )
     counts = sorted({workers_of(e.group) for line in lines.values() for e in line})

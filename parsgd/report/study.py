@@ -167,15 +167,22 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return kept
 
 
-def floor_of(entries: Sequence[Entry], target: float | None) -> float:
-    """Where an accuracy axis starts, so that what matters near the top is seen.
+def accuracy_range(
+    entries: Sequence[Entry], target: float | None
+) -> tuple[float, float]:
+    """The part of an accuracy axis that is worth reading: near the top.
 
-    The lowest accuracy after the first interval, but no more than six times the error
-    of the target away from 1.
+    It starts at the lowest accuracy after the first interval, but no more than six
+    times the error of the target away from 1, and holds the target and the best.
     """
-    early = [e.curve.y[1] for e in entries if e.curve and len(e.curve.y) > 2]
-    low = min(early, default=0.0)
-    return max(0.0, low - 0.02, 1 - 6 * (1 - target) if target is not None else 0.0)
+    curves = [e.curve for e in entries if e.curve]
+    best = max(max(curve.y) for curve in curves)
+    low = min((c.y[1] for c in curves if len(c.y) > 2), default=0.0) - 0.02
+    if target is not None:
+        low = max(low, 1 - 6 * (1 - target))
+    low = max(0.0, min(low, best - 0.1))
+    top = max(best, target or 0.0)
+    return low, top + 0.04 * (top - low) + 1e-3
 
 
 def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
