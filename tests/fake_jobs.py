@@ -128,6 +128,29 @@ def _summary(config, steps, lines):
     }
 
 
+def write_job(folder, lines, *, seed=0, status="completed", summary=None, **config):
+    """A job with exactly these evaluations."""
+    config = fake_config(seed=seed, **config)
+    results.begin(folder, config)
+    for line in lines:
+        results.append(folder, line)
+    results.finish(
+        folder,
+        {
+            "status": status,
+            "config": config,
+            "summary": summary or {},
+            "final": lines[-1] if lines else None,
+        },
+    )
+
+
+def line(round, accuracy, seconds=None, **more):
+    seconds = round / 10 if seconds is None else seconds
+    sizes = {"samples": round * 100, "bytes": round * 1000, "seconds": seconds}
+    return {"round": round, "test_accuracy": accuracy, **sizes, **more}
+
+
 def fake_sweep(root, *, seeds=3, workers=(1, 2, 4, 8), strategies=tuple(RATES)):
     """Strategies x workers x seeds, with a diverged, a failed and a killed job."""
     number = 0
