@@ -15,17 +15,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from parsgd.data import (
-    Dataset,
-    load_breast_cancer,
-    load_csv,
-    load_digits,
-    load_fashion_mnist,
-    load_npz,
-    load_text,
-    make_synthetic,
-    validate,
-)
+from parsgd import data as sources
+from parsgd.data import Dataset, validate
 from parsgd.errors import UserError
 from parsgd.models.base import ModelState, Params, as_model
 from parsgd.models.classifier import Classifier
@@ -154,29 +145,22 @@ def digits(
     split_seed: int = 0,
     l2: float = 0.0,
 ) -> Task:
-    """Handwritten digits of 8 x 8 pixels from scikit-learn.
+    """Handwritten digits, 8 x 8 pixels; `parsgd.data.load_digits` has its arguments.
 
-    Args:
-      model: see `classification`; default ``MLP(features=[64])``.
-      test_fraction: see `parsgd.data.load_digits`, as is the next.
-      split_seed: of the permutation that separates training and test images.
-      l2: see `classification`.
+    ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[64])``.
     """
-    data = load_digits(test_fraction=test_fraction, split_seed=split_seed)
+    data = sources.load_digits(test_fraction=test_fraction, split_seed=split_seed)
     return classification(data, _given(model, MLP(features=(64,))), l2=l2)
 
 
 def fashion_mnist(
     model: Any = None, *, data_dir: str | Path | None = None, l2: float = 0.0
 ) -> Task:
-    """70,000 images of clothes, 28 x 28 pixels.
+    """70,000 images of clothes; `parsgd.data.load_fashion_mnist` says from where.
 
-    Args:
-      model: see `classification`; default ``MLP(features=[128])``.
-      data_dir: see `parsgd.data.load_fashion_mnist`; default, wherever they are.
-      l2: see `classification`.
+    ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[128])``.
     """
-    data = load_fashion_mnist(data_dir=data_dir)
+    data = sources.load_fashion_mnist(data_dir=data_dir)
     return classification(data, _given(model, MLP(features=(128,))), l2=l2)
 
 
@@ -187,18 +171,14 @@ def breast_cancer(
     split_seed: int = 0,
     l2: float = 1e-2,
 ) -> Task:
-    """Tumours with 30 measurements from scikit-learn: a convex problem.
+    """A convex problem; `parsgd.data.load_breast_cancer` has its arguments.
 
-    With the default model the objective has one minimum, which every exact method
-    must reach; it is the mean over the training split of the loss in `Task.metrics`.
-
-    Args:
-      model: see `classification`; default ``LogisticRegression()``.
-      test_fraction: see `parsgd.data.load_breast_cancer`, as is the next.
-      split_seed: of the permutation that separates training and test rows.
-      l2: see `classification`.
+    ``model`` and ``l2`` as in `classification`. With the default model,
+    ``LogisticRegression()``, the mean loss of `Task.metrics` has one minimum.
     """
-    data = load_breast_cancer(test_fraction=test_fraction, split_seed=split_seed)
+    data = sources.load_breast_cancer(
+        test_fraction=test_fraction, split_seed=split_seed
+    )
     return classification(data, _given(model, LogisticRegression()), l2=l2)
 
 
@@ -219,7 +199,7 @@ def synthetic(
 
     ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[64])``.
     """
-    data = make_synthetic(
+    data = sources.make_synthetic(
         examples=examples,
         test_examples=test_examples,
         features=features,
@@ -245,7 +225,7 @@ def text(
     ``model`` and ``l2`` as in `classification`: tokens ``[b, T]`` to logits
     ``[b, T, 256]``; the default is ``GPT()``.
     """
-    data = load_text(path=path, context=context, test_fraction=test_fraction)
+    data = sources.load_text(path=path, context=context, test_fraction=test_fraction)
     return classification(data, _given(model, GPT()), l2=l2)
 
 
@@ -266,7 +246,7 @@ def npz(
 
     ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[128])``.
     """
-    data = load_npz(
+    data = sources.load_npz(
         path,
         x=x,
         y=y,
@@ -294,7 +274,7 @@ def csv(
 
     ``model`` and ``l2`` as in `classification`; the default is ``MLP(features=[128])``.
     """
-    data = load_csv(
+    data = sources.load_csv(
         path,
         label=label,
         separator=separator,
@@ -318,5 +298,4 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _per_example(values: jax.Array) -> jax.Array:
-    """Means over all axes but the first."""
     return jnp.mean(values.reshape(values.shape[0], -1), axis=1)

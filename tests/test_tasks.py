@@ -1,5 +1,6 @@
 """Tasks: the loss and its weights, the penalty, metrics, and no backend at import."""
 
+import functools
 import subprocess
 import sys
 
@@ -146,3 +147,86 @@ from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_convex_task_has_its_minimum_where_scipy_finds_it():
+    from scipy.optimize import minimize
+
+    task = tasks.breast_cancer(l2=0.05)
+    x, y = (np.asarray(a) for a in task.data.train)
+
+    def objective(flat):
+        w, c = flat[:60].reshape(30, 2), flat[60:]
+        return numpy_losses(x @ w + c, y).mean() + 0.025 * flat @ flat
+
+    best = minimize(objective, np.zeros(62), tol=1e-10)
+    params = {
+        "head": {
+            "kernel": jnp.asarray(best.x[:60].reshape(30, 2), jnp.float32),
+            "bias": jnp.asarray(best.x[60:], jnp.float32),
+        }
+    }
+    batch = Batch(x, y)
+    loss, grad = jax.value_and_grad(lambda p: task.loss(p, {}, batch, KEY)[0])(params)
+    np.testing.assert_allclose(loss, best.fun, rtol=1e-5)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(grad)) < 1e-4
+
+
+def test_text_metrics_are_means_over_the_tokens_of_a_window():
+    class Echo(nn.Module):
+        """Predicts that the same byte comes again."""
+
+        @nn.compact
+        def __call__(self, tokens):
+            scale = self.param("scale", nn.initializers.ones, ())
+            return scale * 9.0 * jax.nn.one_hot(tokens, 256)
+
+    task = tasks.text(Echo(), context=8)
+    batch = Batch(task.data.train.x[:16], task.data.train.y[:16])
+    metrics = task.metrics(*task.init(KEY), batch)
+    same = batch.x == batch.y
+    np.testing.assert_allclose(metrics["accuracy"], same.mean(axis=1))
+    log_sum = np.log(np.exp(9.0) + 255)
+    expected = (log_sum - 9.0 * same).mean(axis=1)
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+
+
+def test_files_of_ones_own_become_tasks(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3))
+    y = (x[:, 0] > 0).astype(int)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    lines = [f"{a},{b},{c},{k}" for (a, b, c), k in zip(x, y, strict=True)]
+    (tmp_path / "mine.csv").write_text("\n".join(["a,b,c,y", *lines]))
+    for build, file in ((tasks.npz, "mine.npz"), (tasks.csv, "mine.csv")):
+        task = build(tmp_path / file, LogisticRegression())
+        assert task.name == "mine" and task.data.classes == 2
+        params, state = task.init(KEY)
+        batch = Batch(*task.data.test)
+        # Zero logits: every class is as likely as the other.
+        loss = task.metrics(params, state, batch)["loss"]
+        np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "default"),
+    [
+        (tasks.digits, "MLP"),
+        (tasks.breast_cancer, "LogisticRegression"),
+        (tasks.synthetic, "MLP"),
+        (functools.partial(tasks.text, context=4), "GPT"),
+    ],
+)
+def test_every_named_task_starts_near_chance_with_its_default_model(build, default):
+    task = build()
+    shapes = jax.eval_shape(task.init, KEY)
+    rng = np.random.default_rng(0)
+    params, state = jax.tree.map(
+        lambda a: jnp.asarray(rng.normal(size=a.shape, scale=0.01), a.dtype), shapes
+    )
+    batch = Batch(task.data.train.x[:64], task.data.train.y[:64])
+    loss, after = task.loss(params, state, batch, KEY)
+    assert after == state == {}
+    assert abs(float(loss) - np.log(task.data.classes)) < 0.3
+    assert ("positions" in params) == (default == "GPT")
+    assert ("Dense_0" in params) == (default != "LogisticRegression")

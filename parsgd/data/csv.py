@@ -68,7 +68,7 @@ def _load(
 def _table(
     file: Path, label: str | int, separator: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs ``[N, columns] float32`` and labels ``[N]``."""
+    """Inputs ``[N, columns] float64`` and labels ``[N]``."""
     import polars as pl
 
     try:
@@ -91,15 +91,10 @@ def _table(
             f"csv: {file} has the one column {label!r} when separated by "
             f"{separator!r}: set separator, or add columns to learn from."
         )
+    if len(table) == 0:
+        raise UserError(f"csv: {file} has no rows below its header line.")
     for name in names:
         column = table[name]
-        if name != label and not (
-            column.dtype.is_numeric() or column.dtype == pl.Boolean
-        ):
-            raise UserError(
-                f"csv: column {name!r} of {file} is not numeric, for example "
-                f"{column.drop_nulls()[0]!r}: encode it as numbers or remove it."
-            )
         bad = column.is_null()
         if column.dtype.is_float():
             bad = bad | ~column.is_finite().fill_null(True)
@@ -109,7 +104,16 @@ def _table(
                 f"infinite value(s), the first in row {bad.arg_max()} (of the data, "
                 "from 0): fill them or remove those rows."
             )
+        if name != label and not (
+            column.dtype.is_numeric() or column.dtype == pl.Boolean
+        ):
+            words = column.cast(pl.String)
+            word = words.filter(words.cast(pl.Float64, strict=False).is_null())[0]
+            raise UserError(
+                f"csv: column {name!r} of {file} is not numeric, for example {word!r}: "
+                "encode it as numbers or remove it."
+            )
     y = table[label].to_numpy()
     if table[label].dtype == pl.String:
         y = y.astype(np.str_)
-    return table.drop(label).cast(pl.Float32).to_numpy(), y
+    return table.drop(label).cast(pl.Float64).to_numpy(), y

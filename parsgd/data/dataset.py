@@ -112,6 +112,18 @@ def shared(data: Dataset) -> Dataset:
     return validate(data)
 
 
+def check_finite(x: np.ndarray, where: str) -> None:
+    """Raises `UserError` if an example of ``x [N, ...]`` holds NaN or infinity."""
+    if not np.issubdtype(x.dtype, np.floating):
+        return
+    bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    if bad.any():
+        raise UserError(
+            f"{where} has {int(bad.sum())} example(s) with NaN or an infinite value, "
+            f"the first is number {int(bad.argmax())} (from 0): remove or fill them."
+        )
+
+
 def _check_split(data: Dataset, split: Split, which: str) -> None:
     x, y = split
     if len(x) == 0:
@@ -121,14 +133,7 @@ def _check_split(data: Dataset, split: Split, which: str) -> None:
             f"{data.name}: the {which} split has {len(x)} inputs but {len(y)} labels: "
             "each example needs exactly one of each."
         )
-    if np.issubdtype(x.dtype, np.floating):
-        bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-        if bad.any():
-            raise UserError(
-                f"{data.name}: {int(bad.sum())} {which} example(s) hold NaN or an "
-                f"infinite value, the first is number {int(bad.argmax())}: remove or "
-                "fill them."
-            )
+    check_finite(x, f"{data.name}: the {which} split")
     if not np.issubdtype(y.dtype, np.integer):
         raise UserError(
             f"{data.name}: {which} labels are {y.dtype}: they must be integers."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parsgd.data.dataset import Dataset
+from parsgd.data.dataset import Dataset, check_finite
 from parsgd.data.rows import existing_file, from_arrays, split_rows
 from parsgd.errors import UserError
 
@@ -96,4 +96,5 @@ def _arrays(file: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
                 f"npz: array {key!r} is {array.dtype}{array.shape}: inputs must be "
                 "real numbers, one row per example: [N, features] or [N, h, w, c]."
             )
+        check_finite(array, f"npz: array {key!r} of {file}")
     return arrays

@@ -25,7 +25,7 @@ def from_arrays(
 
     Args:
       name: for messages, tables and logs.
-      train: inputs ``[N, ...]`` and labels ``[N]``.
+      train: finite inputs ``[N, ...]`` and labels ``[N]``.
       test: the same for the held-out examples.
       standardize: False leaves the values as they are (as ``float32``).
 
@@ -39,15 +39,15 @@ def from_arrays(
         if standardize:
             prepare = Standardize(float(x_train.mean()), float(x_train.std()) or 1.0)
     else:
-        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
         if standardize and len(x_train):
+            # In float64: float32 would lose the low digits of dates and the like.
             axis = 0 if x_train.ndim == 2 else None
             mean = x_train.mean(axis=axis, dtype=np.float64)
             std = x_train.std(axis=axis, dtype=np.float64)
             # A constant column carries nothing: it becomes 0, not 0 / 0.
             std = np.where(std > 0, std, 1.0)
-            x_train = ((x_train - mean) / std).astype(np.float32)
-            x_test = ((x_test - mean) / std).astype(np.float32)
+            x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
+        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     return shared(
         Dataset(
             name=name,

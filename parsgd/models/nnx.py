@@ -32,8 +32,7 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
 
     def build(key):
         rngs = nnx.Rngs(key)
-        takes_name = "rngs" in inspect.signature(factory).parameters
-        module = factory(rngs=rngs) if takes_name else factory(rngs)
+        module = factory(rngs=rngs) if _names_rngs(factory) else factory(rngs)
         if not isinstance(module, nnx.Module):
             raise UserError(
                 f"model: {factory!r} returned {type(module).__name__}, not a flax nnx "
@@ -67,6 +66,14 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
         return logits, nnx.to_pure_dict(rest)
 
     return Model(init, apply)
+
+
+def _names_rngs(factory: Callable[..., Any]) -> bool:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    # The signature of an nnx class itself is that of its metaclass: (*args, **kwargs).
+    build = factory.__init__ if isinstance(factory, type) else factory
+    return "rngs" in inspect.signature(build).parameters
 
 
 def _key_dtype():
