@@ -94,10 +94,10 @@ def classification(
     network = as_model(model)
 
     def penalty(params):
-        leaves = jax.tree.leaves(params)
-        return (
-            0.5 * l2 * sum(jnp.sum(jnp.square(p.astype(jnp.float32))) for p in leaves)
-        )
+        if l2 == 0:
+            return 0.0
+        leaves = (p.astype(jnp.float32) for p in jax.tree.leaves(params))
+        return 0.5 * l2 * sum(jnp.sum(p * p) for p in leaves)
 
     def init(key):
         x = data.prepare(jnp.asarray(data.train.x[:1]))
@@ -121,19 +121,15 @@ def classification(
         losses = _cross_entropy(logits, batch.y)
         if batch.weight is not None:
             losses = losses * batch.weight
-        value = jnp.mean(losses)
-        return value + penalty(params) if l2 else value, model_state
+        return jnp.mean(losses) + penalty(params), model_state
 
     def metrics(params, model_state, batch):
         logits, _ = network.apply(
             params, model_state, data.prepare(batch.x), key=None, train=False
         )
-        losses = _cross_entropy(logits, batch.y)
         hits = (jnp.argmax(logits, axis=-1) == batch.y).astype(jnp.float32)
-        return {
-            "loss": losses + penalty(params) if l2 else losses,
-            "accuracy": _per_example(hits),
-        }
+        losses = _cross_entropy(logits, batch.y) + penalty(params)
+        return {"loss": losses, "accuracy": _per_example(hits)}
 
     return Task(name or data.name, data, init, loss, metrics)
 

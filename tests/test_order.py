@@ -25,7 +25,9 @@ def test_E1_order_differs_between_epochs_and_repeats_for_the_same_seed():
 @pytest.mark.parametrize("tail", ["drop", "weight"])
 def test_E2_shards_are_disjoint_and_complete(examples, workers, tail):
     if workers > examples:
-        pytest.skip("more workers than examples is an error, tested below")
+        with pytest.raises(UserError, match="use at most workers=7"):
+            Order(examples=examples, workers=workers, worker_batch=1, tail=tail)
+        return
     order = Order(examples=examples, workers=workers, worker_batch=1, tail=tail)
     for epoch in range(3):
         steps = order.steps_per_epoch

@@ -128,7 +128,8 @@ class CNN(Classifier, kw_only=True):
 
     Examples:
       >>> net = CNN(features=[8, 16], batch_norm=True, classes=10)
-      >>> variables = net.init(jax.random.key(0), jnp.ones((4, 28, 28, 1)))
+      >>> images = jnp.ones((4, 28, 28, 1))
+      >>> variables = jax.eval_shape(net.init, jax.random.key(0), images)
       >>> sorted(variables)
       ['batch_stats', 'params']
     """

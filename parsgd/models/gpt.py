@@ -37,7 +37,8 @@ class GPT(Classifier, kw_only=True):
     Examples:
       >>> net = GPT(width=16, layers=1, heads=2, classes=256)
       >>> tokens = jnp.zeros((2, 8), jnp.int32)
-      >>> net.init_with_output(jax.random.key(0), tokens)[0].shape
+      >>> logits, _ = jax.eval_shape(net.init_with_output, jax.random.key(0), tokens)
+      >>> logits.shape
       (2, 8, 256)
     """
 
