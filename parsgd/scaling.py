@@ -186,7 +186,7 @@ def scale_adam(kappa: float, *, b1: float, b2: float, eps: float) -> dict[str, f
     if kappa == 1:
         return {"b1": b1, "b2": b2, "eps": eps}
     largest = 1 / max(1 - b1, 1 - b2)
-    if kappa >= largest:
+    if kappa > largest * (1 - 1e-9):  # 1 - 0.9 is not a tenth to the last bit
         raise UserError(
             f"scaling=adam_sqrt: a global batch {kappa:g} times the reference batch "
             f"takes 1 - b to 1 or more (b1={b1}, b2={b2}). Stay below {largest:.4g} "

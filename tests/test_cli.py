@@ -1,0 +1,153 @@
+# ruff: noqa: F811  (pytest finds imported fixtures by their name)
+"""The command as its user sees it: what is printed, and the exit code."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from command_line import SHORT, command, in_new_process  # noqa: F401
+from rich.console import Console
+
+from parsgd.progress import Display
+
+
+def test_help_lists_the_commands(command):
+    code, out, _ = command("--help")
+    assert code == 0
+    for name in ("train", "traffic", "report", "list"):
+        assert f"parsgd {name}" in out
+        assert command(name, "--help")[0] == 0
+    assert command()[0] == 2
+    assert "no such command" in command("tarin")[2]
+
+
+def test_import_loads_neither_hydra_nor_a_plotting_library():
+    loaded = "import parsgd.cli, sys; print([m for m in sys.modules if m in %r])"
+    out = subprocess.run(
+        [sys.executable, "-c", loaded % (("hydra", "plotly", "polars", "sklearn"),)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_a_run_prints_its_sizes_and_leaves_its_files(command, tmp_path):
+    code, out, _ = command(
+        "train", "strategy=block_momentum", "workers=4", "scaling=sqrt", *SHORT
+    )
+    assert code == 0
+    for expected in (
+        "worker_batch 32 = global_batch 128; 11 steps and 1408 samples per epoch",
+        "30 of 1438 samples dropped per epoch",
+        "learning rate 0.1 x 2 = 0.2 (sqrt: global batch 128 against reference batch",
+        "block momentum eta 0.75 (1 - 1/W)",
+        "ratio 11",
+        "4 workers = ",
+    ):
+        assert expected in out
+    (folder,) = tmp_path.glob("outputs/*/*")
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "completed"
+    assert result["overrides"][:2] == ["strategy=block_momentum", "workers=4"]
+    assert result["config"]["optimizer"]["learning_rate"] == 0.1
+    assert result["summary"]["learning_rate"] == 0.2
+    assert result["summary"]["lr_factor"] == 2
+    assert result["summary"]["peak_memory_bytes"] > 1e6
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "block momentum eta" in (folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["strategy=bmfu"], "Choose one of block_momentum"),
+        (["wokers=4"], "Did you mean workers?"),
+        (["strategy=local_sgd", "+strategy.momentun=keep"], "strategy.momentun"),
+        (["global_batch=10", "workers=4"], "global_batch=10"),
+        (["--frob"], "--frob"),
+    ],
+)
+def test_J4_wrong_use_ends_with_2_and_no_traceback(command, arguments, expected):
+    code, out, err = command("train", *arguments)
+    assert code == 2
+    assert expected in err
+    assert "Traceback" not in out + err
+
+
+def test_J4_a_traceback_where_asked_for(command):
+    _, _, err = command("train", "global_batch=10", "workers=4", "debug=true")
+    assert "Traceback" in err
+
+
+def test_a_diverged_run_ends_with_1(command):
+    code, _, err = command("train", "optimizer.learning_rate=1e30", *SHORT)
+    assert code == 1
+    assert "diverged: training loss not finite" in err
+
+
+def test_traffic_prints_a_table_and_its_ratio(command):
+    code, out, _ = command(
+        "traffic", "strategy=local_sgd", "workers=4", "local_steps=4"
+    )
+    assert code == 0
+    assert re.search(r"all-reduce .*float32 .*\[64, 64\] .*24\.6 kB", out)
+    assert "ratio 4" in out
+    code, out, _ = command("traffic", "strategy=post_local_sgd", "workers=4")
+    assert "1 local step(s), from step 0" in out
+    assert "16 local step(s), from step 110" in out
+    assert command("traffic", "strategy=bmfu")[0] == 2
+
+
+def test_list_shows_the_choices(command):
+    code, out, _ = command("list", "strategy")
+    assert code == 0
+    assert re.search(r"^  local_sgd +Local SGD", out, re.MULTILINE)
+    assert command("list", "nothing")[0] == 2
+
+
+def test_report_complains_about_folders_without_jobs(command, tmp_path):
+    assert command("report")[0] == 2
+    code, _, err = command("report", "nowhere")
+    assert code == 2
+    assert "no folder nowhere" in err
+    assert command("report", str(tmp_path))[0] == 2
+
+
+def test_I1_devices_are_made_before_jax_starts(tmp_path):
+    done = in_new_process(
+        tmp_path,
+        "train",
+        "placement=shard_map",
+        "placement.devices=8",
+        "workers=8",
+        "samples=256",
+        "evaluations=1",
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "8 workers = 8 cpu device(s) x 1 lane(s)" in done.stdout
+    assert (tmp_path / "cache" / "jax").is_dir()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6}
+    record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
+    record |= {"batch_loss": 0.25, "test_accuracy": 0.75}
+    with Display(console, ["learning rate"]) as display:
+        display.start(summary, ["sizes"])
+        display.record(record)
+        display.progress(5, 10, record)
+    text = out.getvalue()
+    assert "sizes\nlearning rate\nper round a worker sends 1.0 MB" in text
+    values = "loss 0.2500, accuracy 0.7500, 320 samples/s, 5.0 MB sent"
+    assert values in text
+    assert ("50%" in text) == terminal
+    assert (f"step 5, epoch 0.50: {values}" in text) == (not terminal)

@@ -1,0 +1,134 @@
+# ruff: noqa: F811  (pytest finds imported fixtures by their name)
+"""Sweeps: counted before, resumed after, one failure among others."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import SHORT, command, in_new_process  # noqa: F401
+
+import parsgd.report
+from parsgd.sweep import make_devices
+
+SWEEP = ("train", "-m", "hydra.sweep.dir=sweep", *SHORT)
+
+
+@pytest.fixture
+def no_drawing(monkeypatch, tmp_path):
+    """The report costs seconds, and has tests of its own."""
+    page = tmp_path / "index.html"
+    page.write_text("a table")
+    paths = parsgd.report.Paths(tmp_path, page, page, page, (), page)
+    monkeypatch.setattr(parsgd.report, "build", lambda *_: paths)
+
+
+def status(tmp_path):
+    folders = [p for p in (tmp_path / "sweep").iterdir() if p.name.isdigit()]
+    read = lambda folder: json.loads((folder / "result.json").read_text())["status"]
+    return {int(folder.name): read(folder) for folder in folders}
+
+
+def test_J11_the_count_is_the_product_and_comes_first(command, tmp_path):
+    lists = ("strategy=sync_sgd,local_sgd", "workers=1,2,4", "scaling=none,linear")
+    code, out, _ = command("train", "--dry-run", "-m", *lists)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "12 jobs"
+    assert lines[2] == "#1 strategy=sync_sgd workers=1 scaling=linear"
+    assert len(lines) == 13
+    assert not (tmp_path / "multirun").exists()
+
+
+def test_J11_a_dry_run_finds_what_a_job_would_stumble_over(command):
+    code, _, err = command("train", "-m", "workers=1,two", "--dry-run")
+    assert code == 2
+    assert "workers=two" in err
+
+
+def test_J11_an_experiment_brings_its_own_sweep(command):
+    code, out, _ = command("train", "--dry-run", "+experiment=demo", "seed=5")
+    assert code == 0
+    assert out.startswith("16 jobs\n#0 strategy=sync_sgd workers=2 scaling=none seed=5")
+
+
+def test_J1_J12_a_failed_job_is_a_row_and_alone_is_redone(tmp_path):
+    arguments = (*SWEEP, "global_batch=64,10,32", "workers=4")
+    done = in_new_process(tmp_path, *arguments)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("3 jobs in sweep\n#0 epochs=1")
+    assert "Traceback" not in done.stdout + done.stderr
+    assert status(tmp_path) == {0: "completed", 1: "failed", 2: "completed"}
+    assert "failed: sweep/1: global_batch=10" in done.stdout
+    assert "global_batch=10" in (tmp_path / "sweep/1/train.log").read_text()
+    page = tmp_path / "sweep/report/index.html"
+    assert f"page: {page.relative_to(tmp_path)}" in done.stdout
+    assert page.is_file()
+
+    before = (tmp_path / "sweep/0/result.json").read_bytes()
+    # The third was interrupted: it has no result.
+    (tmp_path / "sweep/2/result.json").unlink()
+    again = in_new_process(tmp_path, *arguments)
+    assert again.returncode == 1
+    assert again.stdout.count("completed before: skipped") == 1
+    assert (tmp_path / "sweep/0/result.json").read_bytes() == before
+    assert status(tmp_path) == {0: "completed", 1: "failed", 2: "completed"}
+
+
+def test_J1_a_diverged_job_is_a_row(command, no_drawing, tmp_path):
+    code, out, _ = command(*SWEEP, "optimizer.learning_rate=0.1,1e30,0.2")
+    assert code == 1
+    assert status(tmp_path) == {0: "completed", 1: "diverged", 2: "completed"}
+    assert "2 of 3 jobs completed" in out
+
+
+def test_J12_a_folder_of_another_sweep_is_refused(command, no_drawing, tmp_path):
+    assert command(*SWEEP, "workers=1,2")[0] == 0
+    code, _, err = command(*SWEEP, "workers=2,1")
+    assert code == 2
+    assert "sweep holds another sweep: its job 0 is" in err
+    # The same overrides with another meaning, as after an edit: run again.
+    result = tmp_path / "sweep/0/result.json"
+    changed = json.loads(result.read_text())
+    changed["config"]["optimizer"]["learning_rate"] = 0.3
+    result.write_text(json.dumps(changed))
+    code, out, _ = command(*SWEEP, "workers=1,2")
+    assert code == 0
+    assert out.count("completed before: skipped") == 1
+    assert json.loads(result.read_text())["config"]["optimizer"]["learning_rate"] == 0.1
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path):
+    arguments = ("train", "epochs=100000", "hydra.run.dir=run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parsgd.cli", *arguments],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    metrics = tmp_path / "run/metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.is_file() and metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run/result.json").exists()
+
+
+@pytest.mark.parametrize(
+    "wanted, expected",
+    [([None], 1), ([2, 5, None], 5), ([[1, 7]], 8), (["x", 2.5, True, []], 1)],
+)
+def test_devices_suffice_for_the_largest_job(monkeypatch, wanted, expected):
+    asked = []
+    monkeypatch.setattr("parsgd.sweep.want_cpu_devices", asked.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    make_devices(wanted)
+    assert asked == [expected]
