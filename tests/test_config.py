@@ -178,7 +178,15 @@ def test_D4_the_factor_and_both_batches_are_said():
 
 
 def test_adam_rule_reaches_the_optimizer():
-    made = build("optimizer=adam", "scaling=adam_sqrt", "workers=4")
+    overrides = ("strategy=single", "optimizer=adam", "scaling=adam_sqrt", "workers=4")
+    made = build(*overrides)
+    oracle = optax.adam(0.002, b1=0.6, b2=0.996, eps=5e-9)
+    params, state, expected = 0.0, made.strategy.init(0.0), oracle.init(0.0)
+    for grad in (1.0, -0.5, 0.1):
+        before = params
+        params, state = made.strategy.local(grad, state, params)
+        update, expected = oracle.update(grad, expected)
+        assert params - before == pytest.approx(float(update), rel=1e-3)
     assert made.facts["scaled_b1"] == pytest.approx(0.6)
     assert made.config["optimizer"]["b1"] == 0.9
     with pytest.raises(UserError, match="no b1, b2, eps"):
