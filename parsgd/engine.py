@@ -59,7 +59,9 @@ class Engine:
         self._programs: dict[tuple[int, int], Any] = {}
         # Where devices are made out of cores, make them before the backend starts.
         placement.prepare(devices)
-        self._spec = jax.eval_shape(self._init_worker, jax.random.key(0))
+        key = jax.random.key(0)
+        self._init_spec = (*jax.eval_shape(task.init, key), jax.eval_shape(lambda: key))
+        self._spec = jax.eval_shape(self._init_worker, *self._init_spec)
         self.shared, identical = self._sharing()
         self.placement: Placement = placement.place(
             self.workers, kind=kind, devices=devices, identical=identical
@@ -71,10 +73,8 @@ class Engine:
 
     # What one worker does.
 
-    def _init_worker(self, key: jax.Array) -> TrainState:
-        init_key, run_key = jax.random.split(key)
-        params, model = self.task.init(init_key)
-        return init_state(self.phases[0].strategy, params, model, run_key)
+    def _init_worker(self, params: Params, model: State, key: jax.Array) -> TrainState:
+        return init_state(self.phases[0].strategy, params, model, key)
 
     def _round(self, phase: int, state, x, y, index, weight, measure=None):
         def batch(at):
@@ -148,7 +148,9 @@ class Engine:
             args = (self._stored(self._spec, shared), x, y, *rest)
             return outputs(fn, args=args, shared=(shared, True, True, False, False))
 
-        shared = outputs(self._init_worker, args=(jax.random.key(0),), shared=(True,))
+        shared = outputs(
+            self._init_worker, args=self._init_spec, shared=(True, True, True)
+        )
         while True:
             new = shared
             for phase in range(len(self.phases)):
@@ -174,9 +176,16 @@ class Engine:
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""
         self._data = spmd.put(tuple(self.task.data.train), self.placement, (True, True))
-        key = spmd.put(key, self.placement, True)
-        run = self._compile(self._init_worker, (True,), self.shared, (key,), "init")
-        return spmd.put(run(key), self.placement, self.shared)
+        init_key, run_key = jax.random.split(key)
+        # On one device and apart from the algorithm: the same program in every job of
+        # a sweep, so the compilation cache has it.
+        start = time.perf_counter()
+        params, model = jax.jit(self.task.init)(init_key)
+        self.compile_seconds += time.perf_counter() - start
+        same = (True, True, True)
+        args = spmd.put((params, model, run_key), self.placement, same)
+        run = self._compile(self._init_worker, same, self.shared, args, "init")
+        return spmd.put(run(*args), self.placement, self.shared)
 
     def capacity(self, local_steps: int) -> int:
         """Most rounds of H local steps that one dispatch can hold."""

@@ -84,8 +84,8 @@ def _indices(devices: int | Sequence[int] | None) -> list[int]:
     indices = list(range(devices)) if isinstance(devices, int) else list(devices)
     if not indices or min(indices) < 0 or len({*indices}) < len(indices):
         raise UserError(
-            f"placement.devices={devices}: give how many devices (1 or more), or a list "
-            "that names each device once, from 0 on"
+            f"placement.devices={devices}: give how many devices (1 or more), or a "
+            "list that names each device once, from 0 on"
         )
     return indices
 

@@ -26,6 +26,7 @@ import optax
 from parsgd import comm
 from parsgd.core import Params, Strategy
 from parsgd.reducers import all_reduce
+from parsgd.strategies.momentum import synchronise
 from parsgd.strategies.outer import outer_loop
 
 GAINS = ("paper", "cntk", "fairseq")
@@ -134,14 +135,20 @@ def block_momentum(
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
     outer = optax.chain(all_reduce(), filtered)
-    strategy = outer_loop(optimizer, outer, momentum=momentum)
-    if not nesterov or gain != "paper":
-        return strategy
+    loop = outer_loop(optimizer, outer, momentum=momentum)
+
+    def sync(params, state):
+        if comm.world() == 1 and not eta and zeta == 1:
+            # The filter is the identity, and y + (x - y) would round.
+            inner = synchronise(momentum, optimizer, state.inner, params)
+            return params, state._replace(anchor=params, inner=inner)
+        return loop.sync(params, state)
 
     def readout(params, state):
-        del params
+        if not nesterov or gain != "paper":
+            return loop.readout(params, state)
         decay = 1 - 1 / comm.world() if eta is None else eta
         velocity = state.outer[1].velocity
         return jax.tree.map(lambda y, v: y - decay * v, state.anchor, velocity)
 
-    return strategy._replace(readout=readout)
+    return loop._replace(sync=sync, readout=readout)

@@ -1,0 +1,39 @@
+# Everything runs in .venv, which is made when it is missing and only then.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast lint bench docs clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
+
+$(READY):
+	@$(PYTHON) -c 'import sys; sys.exit("parsgd needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	@touch $@
+
+demo: $(READY)  ## a real sweep on embedded data: table, figures and page, in about two minutes
+	$(BIN)/parsgd train -m +experiment=demo
+
+test: $(READY)  ## all tests, on two processes
+	$(BIN)/pytest -n 2
+
+test-fast: $(READY)  ## the tests that take seconds
+	$(BIN)/pytest -n 2 -m 'not slow'
+
+lint: $(READY)  ## formatting, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: $(READY)  ## fit against hand-written loops, medians of interleaved windows
+	$(BIN)/python -m benchmarks --full
+
+notebooks: $(READY)  ## run the notebooks top to bottom and keep their output
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+
+clean:  ## remove what was built; results stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

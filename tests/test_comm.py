@@ -1,0 +1,110 @@
+"""Collectives agree under every placement, with what numpy computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parsgd
+from parsgd import comm
+from parsgd.placement import Placement
+from parsgd.spmd import spmd
+
+# W = 2 would hide a wrong direction or a wrong rank order.
+PLACES = [
+    ("vmap", 1, 3),
+    ("vmap", 1, 4),
+    ("shard_map", 3, 1),
+    ("shard_map", 4, 1),
+    ("shard_map", 2, 3),
+    ("shard_map", 3, 2),
+    ("pmap", 4, 1),
+    ("pmap", 2, 3),
+    ("debug", 1, 4),
+]
+
+
+def over(fn, place, *args):
+    """Run one worker's ``fn``; arguments and results have a leading worker axis."""
+    kind, count, lanes = place
+    where = Placement(kind, tuple(jax.devices()[:count]), lanes)
+    run = spmd(fn, where, (False,) * len(args), False, args)
+    run = jax.jit(run) if kind in ("vmap", "shard_map") else run
+    return jax.tree.map(np.asarray, run(*args))
+
+
+@pytest.fixture(params=PLACES, ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}")
+def place(request):
+    return request.param
+
+
+def values(place, dtype=np.float32):
+    workers = place[1] * place[2]
+    x = np.random.default_rng(0).normal(size=(workers, 5, 3)) * 8
+    return x.astype(dtype)
+
+
+def test_rank_and_world(place):
+    x = values(place)
+    rank = over(lambda x: comm.rank() + 0 * x[0, 0].astype(jnp.int32), place, x)
+    assert rank.tolist() == list(range(len(x)))
+    assert over(lambda x: comm.world() + 0 * x[0, 0], place, x).tolist() == [
+        len(x)
+    ] * len(x)
+
+
+def test_mean_total_gather(place):
+    x = values(place)
+    mean, total, gathered = over(
+        lambda x: (comm.mean(x), comm.total(x), comm.gather(x)), place, x
+    )
+    for w in range(len(x)):
+        np.testing.assert_allclose(mean[w], x.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(total[w], x.sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(gathered[w], x)
+        np.testing.assert_array_equal(mean[w], mean[0])
+
+
+def test_mean_leaves_counts_alone_and_keeps_types(place):
+    x = {"count": values(place, np.int32), "half": values(place).astype(jnp.bfloat16)}
+    mean, total = over(lambda x: (comm.mean(x), comm.total(x)), place, x)
+    np.testing.assert_array_equal(mean["count"], x["count"])
+    assert mean["half"].dtype == jnp.bfloat16
+    want = x["half"].astype(np.float32).mean(0)
+    np.testing.assert_allclose(
+        mean["half"][0].astype(np.float32), want, rtol=0.02, atol=0.05
+    )
+    np.testing.assert_array_equal(total["count"][0], x["count"].sum(0))
+
+
+def test_permute_and_shift(place):
+    x = values(place)
+    workers = len(x)
+    pairs = [(0, workers - 1), (workers - 1, 1), (1, 0)]
+    moved, ring, back = over(
+        lambda x: (comm.permute(x, pairs), comm.shift(x), comm.shift(x, -1)), place, x
+    )
+    np.testing.assert_array_equal(ring, np.roll(x, 1, axis=0))
+    np.testing.assert_array_equal(back, np.roll(x, -1, axis=0))
+    want = np.zeros_like(x)
+    for source, target in pairs:
+        want[target] = x[source]
+    np.testing.assert_array_equal(moved, want)
+
+
+def test_alone_nothing_is_sent():
+    x = jnp.arange(3.0)
+    assert comm.world() == 1 and int(comm.rank()) == 0
+    np.testing.assert_array_equal(comm.mean(x), x)
+    np.testing.assert_array_equal(comm.gather(x), x[None])
+    np.testing.assert_array_equal(comm.shift(x), x)
+    assert parsgd.traffic.trace(comm.mean, 1, x).bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [([(0, 1), (0, 2)], "twice"), ([(0, 1), (2, 1)], "twice"), ([(0, 9)], r"0\.\.3")],
+)
+def test_permute_refuses(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        over(lambda x: comm.permute(x, pairs), ("vmap", 1, 4), np.zeros((4, 1)))

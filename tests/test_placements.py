@@ -1,0 +1,242 @@
+"""Every algorithm reaches the same state in every placement; sharing is found."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from tiny import tiny
+from zoo import ZOO
+
+import parsgd
+from parsgd import comm, spmd
+from parsgd.core import Strategy, phases
+from parsgd.data.order import Order
+from parsgd.engine import Engine
+from parsgd.placement import place
+
+
+def engine(name, workers, kind, devices=None, task=None, **options):
+    order = Order(examples=96, workers=workers, worker_batch=4)
+    algorithm = (
+        name if not isinstance(name, str) else ZOO[name].make(optax.sgd(0.1, 0.9))
+    )
+    return Engine(
+        task or tiny(), phases(algorithm), order=order, kind=kind, devices=devices,
+        **options,
+    ), order  # fmt: skip
+
+
+def state_after(name, workers, kind, devices=None, rounds=3):
+    """The whole state, every worker's, after some rounds of each phase."""
+    run, order = engine(name, workers, kind, devices)
+    state = run.init(jax.random.key(1))
+    step, h = 0, ZOO[name].local_steps
+    for phase in range(len(run.phases)):
+        index, weight = order.indices(step, rounds * h)
+        index = index.reshape(rounds, h, workers, 4).transpose(2, 0, 1, 3)
+        state, losses, spread, _ = run.run(state, phase, index, weight, rounds)
+        step += rounds * h
+    state = state._replace(key=jax.random.key_data(state.key))
+    whole = jax.tree.map(
+        lambda same, x: (
+            np.broadcast_to(x, (workers, *x.shape)) if same else np.asarray(x)
+        ),
+        run.shared,
+        state,
+    )
+    return whole, losses, spread
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_placements_agree_on_the_whole_state(name):
+    others = {3: [("shard_map", None)], 4: [("shard_map", 2), ("pmap", 2)]}
+    for workers, places in others.items():
+        reference, losses, spread = state_after(name, workers, "vmap")
+        for kind, devices in places:
+            state, values, apart = state_after(name, workers, kind, devices)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
+                reference,
+                state,
+            )
+            np.testing.assert_allclose(losses, values, rtol=1e-5)
+            np.testing.assert_allclose(spread, apart, rtol=1e-4, atol=1e-7)
+
+
+def test_pmap_with_one_lane_agrees():
+    reference, *_ = state_after("local_sgd", 4, "vmap")
+    state, *_ = state_after("local_sgd", 4, "pmap")
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
+        reference,
+        state,
+    )
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "one_bit_sgd"])
+def test_debug_agrees(name):
+    reference, *_ = state_after(name, 3, "vmap", rounds=1)
+    state, *_ = state_after(name, 3, "debug", rounds=1)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        reference,
+        state,
+    )
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_workers_share_is_stored_once(name):
+    run, _ = engine(name, 4, "vmap")
+    row = ZOO[name]
+    assert all(jax.tree.leaves(run.shared.params)) == row.shared
+    assert run.identical == row.identical
+    assert run.shared.key and run.shared.step
+    state = run.init(jax.random.key(0))
+    copies = 1 if row.shared else 4
+    assert state.params["w1"].size == copies * 9 * 16
+    if "one_bit" in name:  # the residual is each worker's own, momentum is not
+        (feedback, sgd) = run.shared.strategy
+        assert not any(jax.tree.leaves(feedback)) and all(jax.tree.leaves(sgd))
+
+
+def test_C4_rank_makes_a_worker_different():
+    ranked = parsgd.sync_sgd(optax.sgd(0.1))._replace(init=lambda p: comm.rank())
+    ranked = ranked._replace(local=lambda g, s, p: (p, s))
+    run, _ = engine(ranked, 3, "vmap")
+    assert run.shared.strategy is False
+    assert run.init(jax.random.key(0)).strategy.tolist() == [0, 1, 2]
+
+
+def test_readout_that_differs_is_refused():
+    own = parsgd.single(optax.sgd(0.1))._replace(readout=lambda p, s: p)
+    run, _ = engine(own, 3, "vmap")
+    with pytest.raises(ValueError, match="readout differs between workers"):
+        run.readout(run.init(jax.random.key(0)), 0)
+
+
+def test_debug_names_stage_and_shapes():
+    def broken(grads, state, params):
+        raise FloatingPointError("wrong")
+
+    run, _ = engine(parsgd.single(optax.sgd(0.1)), 1, "debug")
+    state = run.init(jax.random.key(0))
+    strategy = run.phases[0].strategy._replace(local=broken)
+    run.phases = (run.phases[0]._replace(strategy=strategy),)
+    with pytest.raises(FloatingPointError, match="wrong") as caught:
+        run.run(state, 0, np.zeros((1, 1, 1, 4), np.int32), None, 1)
+    note = next(n for n in caught.value.__notes__ if "stage" in n)
+    assert "'round'" in note and "float32[9, 16]" in note
+
+
+def test_A10_replicas_that_drift_are_named():
+    run, order = engine("sync_sgd", 4, "shard_map")
+    state = run.init(jax.random.key(0))
+    index, weight = order.indices(0, 100)
+    index = index.reshape(100, 1, 4, 4).transpose(2, 0, 1, 3)
+    state, *_ = run.run(state, 0, index, weight, 100)
+    run.check_replicas(state)
+    w = state.params["w2"]
+    pieces = [np.array(s.data) for s in w.addressable_shards]
+    pieces[2][1, 1] += 1e-3
+    drifted = jax.make_array_from_single_device_arrays(
+        w.shape, w.sharding,
+        [
+            jax.device_put(p, s.device)
+            for p, s in zip(pieces, w.addressable_shards, strict=True)
+        ],
+    )  # fmt: skip
+    state = state._replace(params={**state.params, "w2": drifted})
+    with pytest.raises(RuntimeError, match=r"worker 2 .*\.params\['w2'\]"):
+        run.check_replicas(state)
+
+
+def test_one_program_serves_any_number_of_rounds():
+    run, order = engine("local_sgd", 4, "vmap")
+    state = run.init(jax.random.key(0))
+    before = len(run._programs)
+    for count in (1, 2, 2, 1):
+        index, weight = order.indices(0, 6)
+        index = index.reshape(2, 3, 4, 4).transpose(2, 0, 1, 3)
+        state, losses, *_ = run.run(state, 0, index, weight, count)
+        assert losses.shape == (4, count, 3)
+    assert len(run._programs) == before + 1
+
+
+@pytest.mark.parametrize("kind", ["vmap", "shard_map"])
+@pytest.mark.parametrize("name", ["sync_sgd", "diloco", "block_momentum nesterov"])
+def test_I6_I7_state_is_donated_without_aliases(name, kind):
+    run, order = engine(name, 4, kind)
+    state = run.init(jax.random.key(0))
+    h = ZOO[name].local_steps
+    for _ in range(2):  # warnings are errors: an unusable donation would raise
+        leaves = [
+            x for x in jax.tree.leaves(state) if x.dtype != jax.random.key(0).dtype
+        ]
+        pointers = [
+            s.data.unsafe_buffer_pointer() for x in leaves for s in x.addressable_shards
+        ]
+        assert len({*pointers}) == len(pointers)
+        index, weight = order.indices(0, h)
+        index = index.reshape(1, h, 4, 4).transpose(2, 0, 1, 3)
+        old = state
+        state, *_ = run.run(state, 0, index, weight, 1)
+        assert old.params["w1"].is_deleted()
+
+
+def test_shared_outputs_sees_through_scan():
+    def fn(p, x):
+        def step(carry, x):
+            p, e = carry
+            return (p - comm.mean(p * x), e + p * x), None
+
+        (p, e), _ = jax.lax.scan(step, (p, p * 0), x)
+        return p, e
+
+    args = (jax.ShapeDtypeStruct((3,), "f4"), jax.ShapeDtypeStruct((4, 2, 3), "f4"))
+    assert spmd.shared_outputs(fn, 4, args, (True, False)) == (True, False)
+
+
+class TestPlace:
+    """Choosing devices, and what is said when it cannot be done."""
+
+    def test_auto_says_why(self):
+        assert place(8, identical=True).kind == "vmap"
+        assert "one copy" in place(8, identical=True).describe()
+        spread = place(8)
+        assert spread.workers == 8 and "core" in spread.reason
+
+    def test_devices_by_index(self):
+        chosen = place(4, kind="shard_map", devices=[1, 3])
+        assert [d.id for d in chosen.devices] == [1, 3] and chosen.lanes == 2
+        assert place(4, kind="vmap", devices=[2]).devices[0].id == 2
+
+    @pytest.mark.parametrize("kind", ["vmap", "shard_map"])
+    def test_training_stays_on_the_chosen_devices(self, kind):
+        devices = [2] if kind == "vmap" else [1, 3]
+        run, _ = engine("local_sgd", 4, kind, devices)
+        state = run.init(jax.random.key(0))
+        assert sorted(d.id for d in state.params["w1"].devices()) == devices
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"kind": "tpu"}, "choose one of auto, vmap"),
+            ({"devices": 0}, "how many devices"),
+            ({"devices": [1, 1]}, "each device once"),
+            ({"devices": 9}, r"needs 9 devices, but JAX has 4.*num_cpu_devices'"),
+            ({"devices": [9]}, "needs 10 devices"),
+            ({"devices": 3}, r"workers=6 or 9|workers=6"),
+            ({"kind": "vmap", "devices": 2}, "uses one device"),
+        ],
+    )
+    def test_I1_refusals_say_what_to_do(self, options, message):
+        with pytest.raises(parsgd.UserError, match=message):
+            place(8, **options)
+
+    def test_no_workers(self):
+        with pytest.raises(parsgd.UserError, match="workers=0"):
+            place(0)
+
+
+def test_strategy_of_four_functions():
+    assert Strategy._fields == ("init", "local", "sync", "readout")

@@ -1,0 +1,97 @@
+"""Bytes read from the program equal closed formulas and the compiled collectives."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_placements import engine
+from tiny import tiny
+from zoo import ZOO, shapes_of
+
+from parsgd import comm, spmd, traffic
+from parsgd.core import phases
+from parsgd.data.order import Order
+from parsgd.engine import Engine
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4, 64])
+@pytest.mark.parametrize("name", ZOO)
+def test_K4_bytes_equal_the_formula(name, workers):
+    row = ZOO[name]
+    order = Order(examples=960, workers=workers, worker_batch=4)
+    run = Engine(tiny(960), phases(row.make(optax.sgd(0.1, 0.9))), order=order)
+    sent = run.traffic(len(run.phases) - 1, row.local_steps).bytes
+    assert sent == pytest.approx(row.sent(shapes_of(run._spec.params), workers))
+
+
+SENT = {
+    "all-reduce": lambda n, w: 2 * (w - 1) / w * n,
+    "all-gather": lambda n, w: (w - 1) * n,
+    "collective-permute": lambda n, w: n,
+}
+BYTES = {"f32": 4, "u8": 1, "s32": 4, "bf16": 2, "pred": 1}
+
+
+def compiled_bytes(text, workers):
+    """Bytes that a worker sends, from the collectives of a compiled program."""
+    total = 0.0
+    for line in text.splitlines():
+        found = re.search(r"= (.*?) (all-reduce|all-gather|collective-permute)\(", line)
+        if not found:
+            continue
+        shapes = re.findall(r"(f32|u8|s32|bf16|pred)\[([\d,]*)\]", found[1])
+        for dtype, dims in shapes:
+            size = math.prod(int(d) for d in dims.split(",") if d) * BYTES[dtype]
+            if found[2] == "all-gather":  # the result is W times what one contributes
+                size /= workers
+            total += SENT[found[2]](size, workers)
+    return total
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_bytes_equal_the_compiled_program(name):
+    row, workers = ZOO[name], 4
+    run, _ = engine(name, workers, "shard_map")
+    phase, h = len(run.phases) - 1, row.local_steps
+    state = run.init(jax.random.key(0))
+    index = np.zeros((workers, h, 4), np.int32)
+
+    def one(state, x, y, index):
+        return run._round(phase, state, x, y, index, None)[0]
+
+    fn = spmd.spmd(one, run.placement, (run.shared, True, True, False), run.shared)
+    text = jax.jit(fn).lower(state, *run._data, index).compile().as_text()
+    step, loop = compiled_bytes(text, workers), run.traffic(phase, h).bytes
+    # Every collective of these algorithms stands outside the scan over local steps or
+    # in a scan of length 1.
+    assert step == pytest.approx(loop)
+
+
+def test_loops_multiply_and_branches_take_the_larger():
+    def fn(x):
+        x = jax.lax.fori_loop(0, 5, lambda i, x: comm.mean(x), x)
+        return jax.lax.cond(x[0] > 0, lambda x: comm.mean(comm.mean(x)), comm.mean, x)
+
+    found = traffic.trace(fn, 2, jnp.zeros(10))
+    assert [m.count for m in found.messages] == [5, 1, 1]
+    assert found.bytes == 7 * 40
+
+
+def test_each_collective():
+    def fn(x):
+        return comm.gather(x), comm.shift(x), comm.total(x.astype(jnp.uint8))
+
+    found = traffic.trace(fn, 5, jnp.zeros(10)).by_collective()
+    assert found == {"all-gather": 160.0, "permute": 40.0, "all-reduce": 16.0}
+
+
+def test_unknown_trip_count_is_refused():
+    def fn(x):
+        return jax.lax.while_loop(lambda x: x[0] < 9, comm.mean, x)
+
+    with pytest.raises(ValueError, match="unknown number of times"):
+        traffic.trace(fn, 2, jnp.zeros(3))

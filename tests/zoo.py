@@ -1,0 +1,122 @@
+"""One row per algorithm; every battery of tests runs over every row."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import oracles
+
+import parsgd
+from parsgd.core import Algorithm
+
+
+class Row(NamedTuple):
+    """An algorithm and what is known of it.
+
+    Attributes:
+        make: ``(optimizer) -> algorithm``.
+        local_steps: H to test it with.
+        oracle: See `oracles`.
+        sent: ``(parameter shapes, W) -> bytes`` that a worker sends in one round.
+        shared: Whether all workers have the same parameters between rounds.
+        identical: Whether they have in every step.
+    """
+
+    make: Callable[[optax.GradientTransformation], Algorithm]
+    local_steps: int
+    oracle: Callable[..., Any]
+    sent: Callable[[Any, int], float]
+    shared: bool = True
+    identical: bool = False
+
+
+def all_reduced(shapes: Any, workers: int) -> float:
+    """Bytes of one all-reduce of float32 arrays."""
+    count = sum(int(np.prod(s)) for s in shapes)
+    return 2 * (workers - 1) / workers * 4 * count
+
+
+def one_bit(shapes: Any, workers: int, *, column: bool = True) -> float:
+    """Gathered signs and levels of matrices, all-reduced vectors."""
+    total = 0.0
+    for shape in shapes:
+        size = int(np.prod(shape))
+        groups = shape[-1] if column else 1
+        packed = -(-size // 8) + 8 * groups
+        if len(shape) > 1 and packed < 4 * size:
+            total += (workers - 1) * packed
+        else:
+            total += all_reduced([shape], workers)
+    return total
+
+
+ZOO = {
+    "single": Row(parsgd.single, 1, oracles.single, lambda *_: 0.0, shared=False),
+    "sync_sgd": Row(parsgd.sync_sgd, 1, oracles.sync_sgd, all_reduced, identical=True),
+    "local_sgd": Row(parsgd.local_sgd, 3, oracles.local_sgd, all_reduced),
+    "local_sgd average": Row(
+        lambda opt: parsgd.local_sgd(opt, momentum="average"),
+        3,
+        lambda *a, **k: oracles.local_sgd(*a, **k, policy="average"),
+        lambda shapes, w: 2 * all_reduced(shapes, w),
+    ),
+    "local_sgd reset": Row(
+        lambda opt: parsgd.local_sgd(opt, momentum="reset"),
+        3,
+        lambda *a, **k: oracles.local_sgd(*a, **k, policy="reset"),
+        all_reduced,
+    ),
+    "post_local_sgd": Row(
+        lambda opt: parsgd.post_local_sgd(opt, switch_step=6),
+        3,
+        lambda *a, **k: oracles.local_sgd(*a, **k, switch=6),
+        all_reduced,
+    ),
+    "block_momentum": Row(
+        parsgd.block_momentum, 3, oracles.block_momentum, all_reduced
+    ),
+    "block_momentum nesterov": Row(
+        lambda opt: parsgd.block_momentum(opt, eta=0.6, nesterov=True),
+        3,
+        lambda *a, **k: oracles.block_momentum(*a, **k, eta=0.6, nesterov=True),
+        all_reduced,
+    ),
+    "block_momentum cntk": Row(
+        lambda opt: parsgd.block_momentum(
+            opt, eta=0.4, zeta=0.8, nesterov=True, gain="cntk"
+        ),
+        3,
+        lambda *a, **k: oracles.block_momentum(
+            *a, **k, eta=0.4, zeta=0.8, nesterov=True, gain="cntk"
+        ),
+        all_reduced,
+    ),
+    "block_momentum fairseq": Row(
+        lambda opt: parsgd.block_momentum(
+            opt, eta=0.4, zeta=0.8, nesterov=True, gain="fairseq"
+        ),
+        3,
+        lambda *a, **k: oracles.block_momentum(
+            *a, **k, eta=0.4, zeta=0.8, nesterov=True, gain="fairseq"
+        ),
+        all_reduced,
+    ),
+    "diloco": Row(parsgd.diloco, 3, oracles.diloco, all_reduced),
+    "one_bit_sgd": Row(
+        parsgd.one_bit_sgd, 1, oracles.one_bit_sgd, one_bit, identical=True
+    ),
+    "one_bit_sgd leaf": Row(
+        lambda opt: parsgd.one_bit_sgd(opt, levels="leaf", start_step=4),
+        1,
+        lambda *a, **k: oracles.one_bit_sgd(*a, **k, column=False, start=4),
+        lambda shapes, w: one_bit(shapes, w, column=False),
+        identical=True,
+    ),
+}
+
+
+def shapes_of(tree: Any) -> list[tuple[int, ...]]:
+    """Shapes of a tree's leaves."""
+    return [x.shape for x in jax.tree.leaves(tree)]
