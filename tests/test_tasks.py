@@ -110,7 +110,11 @@ def test_loss_is_float32_when_the_model_is_not():
     data = toy()
     task = tasks.classification(data, Half())
     params, state = task.init(KEY)
-    assert task.loss(params, state, Batch(*data.train), KEY)[0].dtype == jnp.float32
+    loss, _ = task.loss(params, state, Batch(*data.train), KEY)
+    logits = Half().apply({"params": params}, data.train.x)
+    assert logits.dtype == jnp.bfloat16 and loss.dtype == jnp.float32
+    expected = numpy_losses(logits.astype(jnp.float32), data.train.y).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
 def test_dropout_follows_the_key_and_is_off_in_evaluation():
