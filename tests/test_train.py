@@ -1,0 +1,308 @@
+"""`fit`: sizes, budgets, exact averages, records, divergence, accumulation."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import scalar, tiny
+
+import parsgd
+from parsgd.data.order import Order
+from parsgd.train import Observer
+
+
+def first_update(task, algorithm, **options):
+    """What one step of learning rate 1 subtracts from ``w``."""
+    run = parsgd.fit(task, algorithm, evaluations=1, **options)
+    return 2.0 - float(run.readout["w"])
+
+
+ONE = optax.sgd(1.0)
+
+
+@pytest.mark.parametrize("kind", ["vmap", "shard_map", "pmap"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_A1_first_update_is_the_global_batch_gradient(workers, kind):
+    """loss = mean((2x - 1)^2), x = 0..7: the gradient is 63, whatever W is."""
+    task = scalar(np.arange(8))
+    for algorithm in (parsgd.sync_sgd(ONE), parsgd.local_sgd(ONE)):
+        got = first_update(
+            task, algorithm, workers=workers, global_batch=8, samples=8, placement=kind
+        )
+        assert got == pytest.approx(63.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_A6_last_partial_batch_is_weighted_exactly(workers):
+    """N = 10, B = 4 or 5..: the last update is the mean over the real samples only."""
+    x = np.arange(10, dtype=np.float32)
+    batch = {1: 4, 2: 4, 5: 10}[workers]
+    still = parsgd.sync_sgd(optax.sgd(0.0))
+    task = scalar(x)
+    run = parsgd.fit(
+        task, still, workers=workers, global_batch=batch, epochs=1, tail="weight",
+        evaluations=1,
+    )  # fmt: skip
+    assert run.summary["steps"] == math.ceil(10 / batch)
+    assert run.history[-1]["samples"] == 10
+    # At a fixed w each step's loss is the mean over its real samples.
+    order = Order(examples=10, workers=workers, worker_batch=batch // workers)
+    index, _ = order.indices(0, 10 // batch)
+    seen = [((2 * x[i] - 1) ** 2).mean() for i in index.reshape(-1, batch)]
+    rest = np.setdiff1d(np.arange(10), index)
+    if len(rest):
+        seen.append(((2 * x[rest] - 1) ** 2).mean())
+    assert run.history[-1]["batch_loss"] == pytest.approx(np.mean(seen), rel=1e-5)
+
+
+def test_A4_A6_update_of_a_partial_batch():
+    """Two real samples on one of four workers move w by the mean over those two."""
+    x = np.arange(10, dtype=np.float32)
+    for algorithm in (parsgd.sync_sgd(ONE), parsgd.local_sgd(ONE)):
+        task = scalar(x)
+        seen = []
+
+        class Watch(Observer):
+            def record(self, record, seen=seen):
+                seen.append(record)
+
+        run = parsgd.fit(
+            task, algorithm, workers=4, worker_batch=2, epochs=1, tail="weight",
+            evaluations=2, observer=Watch(),
+        )  # fmt: skip
+        order = Order(examples=10, workers=4, worker_batch=2, tail="weight")
+        index, weight = order.indices(0, 2)
+        w = 2.0
+        for i, mask in zip(index, weight, strict=True):
+            real = x[i[mask > 0]]
+            w -= np.mean(2 * (w * real - 1) * real)
+        assert float(run.readout["w"]) == pytest.approx(w, rel=1e-5)
+        assert [r["round"] for r in seen] == [0, 1, 2]
+
+
+def test_A6_dropping_is_announced():
+    lines = []
+
+    class Watch(Observer):
+        def start(self, summary, said):
+            lines.extend(said)
+
+    run = parsgd.fit(
+        scalar(np.arange(10)), parsgd.sync_sgd(ONE), workers=4, worker_batch=2,
+        epochs=1, observer=Watch(),
+    )  # fmt: skip
+    assert run.summary["steps"] == 1
+    assert any("2 of 10 samples dropped" in line for line in lines)
+
+
+def test_A7_penalty_does_not_scale_with_workers():
+    """Data loss 0 and L2: the update is -lr lambda w for every W and b."""
+    decay = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5))
+    for workers, batch in ((1, 2), (2, 2), (4, 1)):
+        for make in (parsgd.sync_sgd, parsgd.local_sgd):
+            run = parsgd.fit(
+                scalar(np.full(8, 0.5)), make(decay), workers=workers,
+                worker_batch=batch, samples=workers * batch,
+            )  # fmt: skip
+            assert float(run.readout["w"]) == pytest.approx(2 - 0.5 * 0.1 * 2)
+
+
+def test_C1_C6_rounds_and_the_last_short_one():
+    calls = []
+    base = parsgd.local_sgd(optax.sgd(0.1))
+
+    def sync(params, state):
+        jax.debug.callback(lambda: calls.append(1))
+        return base.sync(params, state)
+
+    run = parsgd.fit(
+        tiny(48), base._replace(sync=sync), workers=1, worker_batch=4, local_steps=4,
+        epochs=1, evaluations=1,
+    )  # fmt: skip
+    jax.effects_barrier()
+    assert run.summary["steps"] == 12 and run.summary["rounds"] == len(calls) == 3
+    run = parsgd.fit(tiny(40), base, workers=2, worker_batch=2, local_steps=4, epochs=1)
+    assert (run.summary["steps"], run.summary["rounds"]) == (10, 3)
+    assert run.history[-1]["spread"] > 0  # measured before the last synchronisation
+
+
+def test_post_local_takes_single_steps_first():
+    run = parsgd.fit(
+        tiny(), parsgd.post_local_sgd(optax.sgd(0.1), switch_step=6), workers=2,
+        worker_batch=2, local_steps=5, epochs=1, evaluations=30,
+    )  # fmt: skip
+    steps = [r["step"] for r in run.history]
+    assert steps == [0, 1, 2, 3, 4, 5, 6, 11, 16, 21, 24]
+
+
+def test_B14_dense_start_is_sync_sgd_to_the_bit():
+    options = {"workers": 4, "worker_batch": 2, "epochs": 1, "evaluations": 12}
+    sync = parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **options)
+    for start, equal in ((0, 1), (4, 5), (99, 13)):
+        late = parsgd.one_bit_sgd(optax.sgd(0.1), start_step=start)
+        run = parsgd.fit(tiny(), late, **options)
+        same = [
+            a["train_loss"] == b["train_loss"]
+            for a, b in zip(sync.history, run.history, strict=True)
+        ]
+        assert same == [True] * equal + [False] * (13 - equal)
+        dense = min(start, 12) * sync.summary["bytes_per_round"]
+        assert run.history[min(start, 12)]["bytes"] == pytest.approx(dense)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_D9_accumulation_is_one_batch(parts):
+    options = {"workers": 2, "worker_batch": 8, "epochs": 1, "placement": "vmap"}
+    whole = parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **options)
+    split = parsgd.fit(
+        tiny(), parsgd.sync_sgd(optax.sgd(0.1)), micro_batches=parts, **options
+    )
+    for a, b in zip(
+        jax.tree.leaves(whole.readout), jax.tree.leaves(split.readout), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert whole.summary["steps"] == split.summary["steps"] == 6
+
+
+def test_D9_accumulation_is_in_float32():
+    task = tiny(dtype=jnp.bfloat16)
+    seen = []
+
+    def watch(grads, state, params):
+        seen.append(jax.tree.map(lambda g: g.dtype, grads))
+        return params, state
+
+    strategy = parsgd.single(optax.sgd(0.1))._replace(local=watch)
+    parsgd.fit(task, strategy, worker_batch=8, micro_batches=4, samples=8)
+    assert {*jax.tree.leaves(seen)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_D1_equal_budgets_for_every_number_of_workers():
+    losses = []
+    for workers in (1, 2, 4):
+        run = parsgd.fit(
+            tiny(), parsgd.sync_sgd(optax.sgd(0.1)), workers=workers, global_batch=8,
+            epochs=2,
+        )  # fmt: skip
+        assert run.summary["samples"] == 192 and run.summary["steps"] == 24
+        losses.append(run.history[-1]["train_loss"])
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+
+
+def test_G4_divergence_is_a_result():
+    """A loss that is not finite for max_bad_rounds in a row ends the run."""
+    blowing_up = parsgd.local_sgd(optax.sgd(float("inf")))
+    run = parsgd.fit(
+        tiny(), blowing_up, workers=2, worker_batch=2, local_steps=2, epochs=5,
+        max_bad_rounds=4,
+    )  # fmt: skip
+    assert run.status == "diverged" and "4 round(s) in a row" in run.reason
+    assert run.history[-1]["round"] < 30 * 2
+
+
+def test_target_accuracy_stops_early():
+    run = parsgd.fit(
+        parsgd.digits(), parsgd.sync_sgd(optax.sgd(0.1, 0.9)), workers=2,
+        worker_batch=16, epochs=20, evaluations=40, target_accuracy=0.9,
+    )  # fmt: skip
+    assert run.summary["stopped"] == "target_accuracy"
+    accuracy = [r["test_accuracy"] for r in run.history]
+    assert accuracy[-1] >= 0.9 > max(accuracy[:-1]) and len(accuracy) < 20
+
+
+def test_same_seed_same_result_and_I6_fit_twice():
+    task, strategy = tiny(), parsgd.diloco(optax.adam(1e-2))
+    options = {"workers": 4, "worker_batch": 2, "local_steps": 3, "epochs": 2}
+    runs = [parsgd.fit(task, strategy, seed=s, **options) for s in (0, 0, 1)]
+    drop = lambda h: [{k: v for k, v in r.items() if k != "seconds"} for r in h]
+    assert drop(runs[0].history) == drop(runs[1].history)
+    assert drop(runs[0].history) != drop(runs[2].history)
+    assert np.isfinite(np.asarray(runs[0].readout["w1"])).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
+    monkeypatch.setattr("parsgd.evaluate.CHUNK", rows)
+    task = tiny()
+    run = parsgd.fit(
+        task, parsgd.sync_sgd(optax.sgd(0.0)), workers=workers, worker_batch=4,
+        samples=16,
+    )  # fmt: skip
+    x, y = task.data.test
+    hits = task.metrics(run.readout, {}, parsgd.Batch(x, y))["accuracy"]
+    assert run.history[-1]["test_accuracy"] == float(hits.sum()) / 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one batch size"),
+        ({"worker_batch": 4, "global_batch": 4}, "exactly one batch size"),
+        ({"worker_batch": 4, "epochs": 1, "rounds": 3}, "exactly one budget"),
+        ({"worker_batch": 4, "epochs": None}, "exactly one budget.*none"),
+        ({"worker_batch": 4, "epochs": 0}, "budget must be positive"),
+        ({"worker_batch": 4, "epochs": 0.01}, "less than one step"),
+        ({"global_batch": 2, "workers": 4}, "global_batch=2.*workers=4"),
+        ({"global_batch": 10, "workers": 4}, "global_batch=8 or 12"),
+        ({"worker_batch": 200}, "more than the 96"),
+        ({"worker_batch": 4, "local_steps": 0}, "local_steps=0"),
+        (
+            {"worker_batch": 4, "local_steps": 2},
+            "communicates in every step.*local_sgd",
+        ),
+        ({"worker_batch": 4, "workers": 2.0}, "workers=2.0"),
+        ({"worker_batch": 4, "micro_batches": 3}, "does not divide"),
+        ({"worker_batch": 4, "target_accuracy": 90}, "between 0 and 1"),
+        ({"worker_batch": 4, "evaluations": 0}, "evaluations=0"),
+        ({"worker_batch": 4, "tail": "keep"}, "'drop' or 'weight'"),
+        ({"worker_batch": 4, "seed": -1}, "seed=-1"),
+    ],
+)
+def test_D1_D8_C6_I4_mistakes_are_named_before_anything_compiles(options, message):
+    options = {"epochs": 1} | options
+    with pytest.raises(parsgd.UserError, match=message):
+        parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **options)
+
+
+def test_C6_more_local_steps_than_steps_warns():
+    lines = []
+
+    class Watch(Observer):
+        def start(self, summary, said):
+            lines.extend(said)
+
+    parsgd.fit(
+        tiny(), parsgd.local_sgd(optax.sgd(0.1)), workers=2, worker_batch=4,
+        local_steps=100, epochs=1, observer=Watch(),
+    )  # fmt: skip
+    assert any("exceeds the run's 12 steps" in line for line in lines)
+
+
+def test_I2_import_starts_no_backend():
+    code = (
+        "import parsgd, parsgd.cli, parsgd.config, parsgd.report, parsgd.results, jax;"
+        "jax.config.update('jax_num_cpu_devices', 3);"
+        "assert len(jax.devices()) == 3"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_I1_devices_from_a_script_and_too_late():
+    code = (
+        "import parsgd, optax, sys; sys.path.insert(0, 'tests');"
+        "task = parsgd.digits(parsgd.models.MLP(features=[4]));"
+        "f = lambda d: parsgd.fit(task, parsgd.sync_sgd(optax.sgd(.1)), workers=d,"
+        " worker_batch=4, rounds=2, placement='shard_map', devices=d);"
+        "print(f(5).summary['placement']['devices']);"
+        "\ntry: f(6)\nexcept parsgd.UserError as e: print(e)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    assert out.startswith("5\n") and "jax_num_cpu_devices', 6" in out
