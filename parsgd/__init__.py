@@ -11,7 +11,7 @@ workers and on devices; what it sends is counted from its own program.
     'completed'
 """
 
-from parsgd import comm, traffic
+from parsgd import comm, compressors, models, reducers, scaling, strategies, traffic
 from parsgd.compressors import one_bit
 from parsgd.core import Phase, Strategy, TrainState
 from parsgd.errors import UserError
@@ -19,6 +19,7 @@ from parsgd.placement import Placement, place
 from parsgd.reducers import all_reduce, error_feedback
 from parsgd.strategies import (
     block_momentum,
+    block_momentum_from_time_constant,
     data_parallel,
     diloco,
     local_sgd,
@@ -28,7 +29,60 @@ from parsgd.strategies import (
     single,
     sync_sgd,
 )
-from parsgd.tasks import Batch, Task, classification, digits
+from parsgd.tasks import (
+    Batch,
+    Task,
+    breast_cancer,
+    classification,
+    csv,
+    digits,
+    fashion_mnist,
+    npz,
+    synthetic,
+    text,
+)
 from parsgd.train import Observer, Run, fit
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Observer",
+    "Phase",
+    "Placement",
+    "Run",
+    "Strategy",
+    "Task",
+    "TrainState",
+    "UserError",
+    "all_reduce",
+    "block_momentum",
+    "block_momentum_from_time_constant",
+    "breast_cancer",
+    "classification",
+    "comm",
+    "compressors",
+    "csv",
+    "data_parallel",
+    "digits",
+    "diloco",
+    "error_feedback",
+    "fashion_mnist",
+    "fit",
+    "local_sgd",
+    "models",
+    "npz",
+    "one_bit",
+    "one_bit_sgd",
+    "outer_loop",
+    "place",
+    "post_local_sgd",
+    "reducers",
+    "scaling",
+    "single",
+    "strategies",
+    "sync_sgd",
+    "synthetic",
+    "text",
+    "traffic",
+]
