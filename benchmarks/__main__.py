@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--repeats", type=int, default=7, help="windows of a candidate")
     parser.add_argument("--seconds", type=float, default=0.3, help="of a window")
+    parser.add_argument(
+        "--patience", type=int, default=3, help="retries of a disturbed window"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for all windows")
     options = parser.parse_args()
     report = {"machine": measure.machine(), "data": data.load().source, "cells": {}}
@@ -47,7 +50,9 @@ def main() -> None:
     for cell in chosen:
         ways = candidates.handwritten(cell, seconds=options.seconds)
         ways += candidates.peers(cell, seconds=options.seconds)
-        results = measure.compare(ways, repeats=options.repeats)
+        results = measure.compare(
+            ways, repeats=options.repeats, patience=options.patience
+        )
         report["cells"][cell.name] = measure.record(results)
         print(f"\n### {cell.name}\n\n{measure.table(results)}", flush=True)
     if options.output:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psutil
 
 BUSY = 0.05  # share of the machine that others may take in a window
-PATIENCE = 3  # more windows taken for one that was disturbed
+PAUSE = 0.5  # seconds before a disturbed window is taken again
 
 
 class Candidate(NamedTuple):
@@ -39,18 +39,27 @@ class Window(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The windows of a candidate, in samples/s."""
+    """The windows of a candidate."""
 
     name: str
     devices: int
-    rates: list[float]
-    disturbed: int  # windows that stayed disturbed
+    windows: list[Window]  # one per round
     error: str | None
 
     @property
+    def rates(self) -> list[float]:
+        """Samples/s of each window."""
+        return [window.samples / window.seconds for window in self.windows]
+
+    @property
+    def disturbed(self) -> int:
+        """How many windows other programs disturbed in spite of all patience."""
+        return sum(window.disturbed > BUSY for window in self.windows)
+
+    @property
     def median(self) -> float | None:
-        """The median rate."""
-        return statistics.median(self.rates) if self.rates else None
+        """The median rate, or None when the candidate failed."""
+        return statistics.median(self.rates) if self.windows else None
 
 
 class _Process:
@@ -93,8 +102,16 @@ def _serve(pipe, devices: int) -> None:
             pipe.send(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def compare(candidates: Sequence[Candidate], *, repeats: int) -> list[Result]:
-    """Rates of all candidates, over ``repeats`` rounds in which each has one window."""
+def compare(
+    candidates: Sequence[Candidate], *, repeats: int, patience: int = 3
+) -> list[Result]:
+    """Rates of all candidates, over ``repeats`` rounds in which each has one window.
+
+    Args:
+      candidates: ways to do the same work.
+      repeats: windows of each.
+      patience: how often a window that other programs disturbed is taken again.
+    """
     processes = {n: _Process(n) for n in {c.devices for c in candidates}}
     errors = {
         c.name: processes[c.devices].ask("setup", c.name, c.setup) for c in candidates
@@ -105,25 +122,32 @@ def compare(candidates: Sequence[Candidate], *, repeats: int) -> list[Result]:
         # Alternate the direction: no candidate always runs after the same one.
         for candidate in running if repeat % 2 == 0 else reversed(running):
             process = processes[candidate.devices]
-            windows[candidate.name].append(_window(process, candidate.name))
+            windows[candidate.name].append(_window(process, candidate.name, patience))
     for process in processes.values():
         process.close()
-    return [_result(c, windows.get(c.name, []), errors[c.name]) for c in candidates]
+    return [
+        Result(c.name, c.devices, windows.get(c.name, []), errors[c.name])
+        for c in candidates
+    ]
 
 
-def _window(process: _Process, name: str) -> Window:
-    """The least disturbed of up to ``1 + PATIENCE`` windows."""
-    best = None
-    for _ in range(1 + PATIENCE):
-        busy, own = _busy(), _own()
-        samples, seconds = process.ask("step", name, None)
-        others = (_busy() - busy) - (_own() - own)
-        window = Window(samples, seconds, max(0, others) / seconds / os.cpu_count())
-        if best is None or window.disturbed < best.disturbed:
-            best = window
-        if best.disturbed <= BUSY:
-            break
-    return best
+def _window(process: _Process, name: str, patience: int) -> Window:
+    """The least disturbed of up to ``1 + patience`` windows."""
+    taken = [_timed(process, name)]
+    while taken[-1].disturbed > BUSY and len(taken) <= patience:
+        time.sleep(PAUSE)
+        taken.append(_timed(process, name))
+    return min(taken, key=lambda window: window.disturbed)
+
+
+def _timed(process: _Process, name: str) -> Window:
+    busy, own = _busy(), _own()
+    answer = process.ask("step", name, None)
+    if isinstance(answer, str):
+        raise RuntimeError(f"{name}: {answer}")
+    samples, seconds = answer
+    others = (_busy() - busy) - (_own() - own)
+    return Window(samples, seconds, max(0.0, others) / seconds / _cores())
 
 
 def _busy() -> float:
@@ -137,12 +161,6 @@ def _own() -> float:
     me = psutil.Process()
     times = [p.cpu_times() for p in (me, *me.children(recursive=True))]
     return sum(t.user + t.system for t in times)
-
-
-def _result(candidate: Candidate, windows: list[Window], error: str | None) -> Result:
-    rates = [window.samples / window.seconds for window in windows]
-    disturbed = sum(window.disturbed > BUSY for window in windows)
-    return Result(candidate.name, candidate.devices, rates, disturbed, error)
 
 
 def repeated(dispatch: Callable[[], int], *, seconds: float) -> Callable[[], int]:
@@ -178,7 +196,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _cells(result: Result, reference: Result) -> str:
-    if not result.rates:
+    if result.median is None:
         return f"failed: {result.error} | | 0 | |"
     mark = f" ({result.disturbed} disturbed)" if result.disturbed else ""
     spread = f"{min(result.rates):,.0f}-{max(result.rates):,.0f}"
@@ -187,8 +205,18 @@ def _cells(result: Result, reference: Result) -> str:
 
 
 def record(results: Sequence[Result]) -> list[dict]:
-    """The same for a JSON file."""
-    return [result._asdict() | {"median": result.median} for result in results]
+    """The same for a JSON file, with every window."""
+    return [
+        {
+            "name": result.name,
+            "devices": result.devices,
+            "median": result.median,
+            "rates": result.rates,
+            "disturbed": [window.disturbed for window in result.windows],
+            "error": result.error,
+        }
+        for result in results
+    ]
 
 
 def machine() -> dict:
@@ -196,13 +224,17 @@ def machine() -> dict:
     packages = ("jax", "jaxlib", "numpy")
     return {
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": _cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in packages},
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _cpu() -> str:
