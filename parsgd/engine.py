@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,23 @@ from parsgd.tasks import Batch, Task
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
+
+
+class Outcome(NamedTuple):
+    """What some rounds gave.
+
+    Attributes:
+        state: All workers' state.
+        losses: Training loss of each worker and local step, ``[W, rounds, H]``.
+        spread: The workers' distance before the last synchronisation, see
+            `parsgd.core.spread`.
+        seconds: From dispatch to completion.
+    """
+
+    state: TrainState
+    losses: np.ndarray
+    spread: float
+    seconds: float
 
 
 class Engine:
@@ -56,7 +73,7 @@ class Engine:
         self.micro_batches = micro_batches
         self._weighted = order.indices(0, 0)[1] is not None
         self.compile_seconds = 0.0
-        self._programs: dict[tuple[int, int], Any] = {}
+        self._programs: dict[tuple, Any] = {}
         # Where devices are made out of cores, make them before the backend starts.
         placement.prepare(devices)
         key = jax.random.key(0)
@@ -98,9 +115,9 @@ class Engine:
 
         def body(r, carry):
             state, losses, _ = carry
-            at = jax.tree.map(lambda a: a[r], (index, weight))
+            rows, w = jax.tree.map(lambda a: a[r], (index, weight))
             measure = None if self.identical else r == count - 1
-            state, values, apart = self._round(phase, state, x, y, *at, measure)
+            state, values, apart = self._round(phase, state, x, y, rows, w, measure)
             return state, losses.at[r].set(values), apart
 
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
@@ -200,7 +217,7 @@ class Engine:
         index: np.ndarray,
         weight: np.ndarray | None,
         count: int,
-    ) -> tuple[TrainState, np.ndarray, float, float]:
+    ) -> Outcome:
         """Run ``count`` rounds and wait for them.
 
         Args:
@@ -210,9 +227,6 @@ class Engine:
             weight: Same shape, or None.
             count: Rounds to run.
 
-        Returns:
-            The state, the losses ``[W, count, H]``, the workers' spread before the last
-            synchronisation, and the seconds from dispatch to completion.
         """
         batches = spmd.put((index, weight), self.placement, (False, False))
         n = spmd.put(jnp.int32(count), self.placement, True)
@@ -236,7 +250,7 @@ class Engine:
         # Dispatching ahead of a result deadlocks collectives between CPU devices.
         jax.block_until_ready(state)
         seconds = time.perf_counter() - start
-        return state, np.asarray(losses)[:, :count], float(apart), seconds
+        return Outcome(state, np.asarray(losses)[:, :count], float(apart), seconds)
 
     def readout(self, state: TrainState, phase: int) -> tuple[Params, State]:
         """The model to evaluate, and its other variables averaged over the workers."""

@@ -39,12 +39,12 @@ def evaluator(
     for start in range(0, count, size):
         rows = np.minimum(np.arange(start, start + size), count - 1)
         weight = (np.arange(start, start + size) < count).astype(np.float32)
-        chunks.append(jax.device_put((Batch(x[rows], y[rows]), weight), device))
+        chunks.append(jax.device_put((x[rows], y[rows], weight), device))
 
     @jax.jit
     def sums(params, model, chunk):
-        batch, weight = chunk
-        values = task.metrics(params, model, batch)
+        x, y, weight = chunk
+        values = task.metrics(params, model, Batch(x, y))
         # where, not a product: a non-finite metric of a padding row must not count.
         return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in values.items()}
 

@@ -144,9 +144,8 @@ def place(
     if devices is not None:
         count, reason = len(found), "devices as asked"
         if workers % count:
-            near = (
-                f"{workers // count * count or count} or {-(-workers // count) * count}"
-            )
+            below = workers // count * count
+            near = f"{below} or {below + count}" if below else f"{count}"
             raise UserError(
                 f"{workers} workers do not divide over {count} devices: use "
                 f"workers={near}, or placement.devices="

@@ -153,8 +153,8 @@ def _pmapped(
         return x if same else x.reshape(count * lanes, *x.shape[2:])
 
     if args is not None:
-        args = put(_prefixed(split, shared_in, args), placement, shared_in)
-        mapped = mapped.lower(slots, *args).compile()
+        first = put(_prefixed(split, shared_in, args), placement, shared_in)
+        mapped = mapped.lower(slots, *first).compile()
 
     def run(*args):
         args = put(_prefixed(split, shared_in, args), placement, shared_in)

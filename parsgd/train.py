@@ -9,7 +9,7 @@ import numpy as np
 
 from parsgd.core import Algorithm, Params, Phase, State, TrainState, no_sync, phases
 from parsgd.data.order import Tail
-from parsgd.engine import Engine
+from parsgd.engine import Engine, Outcome
 from parsgd.errors import UserError
 from parsgd.evaluate import evaluator
 from parsgd.plan import Plan, Segment, make_plan, segments, stretches
@@ -163,8 +163,9 @@ def fit(
     for stretch in stretches(parts, evaluations):
         for part in stretch:
             for index, weight, count in meter.dispatches(part):
-                state, *outcome = engine.run(state, part.phase, index, weight, count)
-                meter.add(part, count, *outcome)
+                outcome = engine.run(state, part.phase, index, weight, count)
+                state = outcome.state
+                meter.add(part, count, outcome)
                 if check_replicas:
                     engine.check_replicas(state)
                 observer.progress(meter.step, plan.steps, meter.progress())
@@ -258,18 +259,16 @@ class _Meter:
 
         return [arrange(a) for a in self._plan.order.indices(self.step, count * h)]
 
-    def add(
-        self, part: Segment, count: int, losses: np.ndarray, spread: float, took: float
-    ) -> None:
-        """Count ``count`` rounds with ``losses [W, count, H]`` that took seconds."""
+    def add(self, part: Segment, count: int, outcome: Outcome) -> None:
+        """Count ``count`` rounds and look for a loss that is not finite."""
         steps = count * part.local_steps
         self.round += count
         self.step += steps
-        self.seconds += took
+        self.seconds += outcome.seconds
         self.bytes += count * self._sent[part[:2]]
-        self.spread = spread
-        self._step_seconds = max(took, 1e-6) / steps
-        per_round = losses.mean(axis=(0, 2), dtype=np.float64)
+        self.spread = outcome.spread
+        self._step_seconds = max(outcome.seconds, 1e-6) / steps
+        per_round = outcome.losses.mean(axis=(0, 2), dtype=np.float64)
         self._losses.append(per_round)
         for finite in np.isfinite(per_round):
             self._bad = 0 if finite else self._bad + 1

@@ -4,6 +4,7 @@ Seide et al. 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other G
 Compression Schemes", ICML 2019.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -70,9 +71,11 @@ def error_feedback(compressor: Compressor) -> optax.GradientTransformation:
             compressor.decode(jax.tree.map(lambda p, w=w: p[w], gathered), v)
             for w in range(comm.world())
         ]
-        return (sum(decoded) / comm.world()).astype(g.dtype), v - q
+        # One addition after the other fuses with the decoding.
+        average = functools.reduce(jnp.add, decoded) / comm.world()
+        return average.astype(g.dtype), v - q
 
-    def update(updates: Any, state: FeedbackState, params: Any = None):
+    def update(updates: Any, state: Any, params: Any = None):
         del params
         leaves, tree = jax.tree.flatten_with_path(updates)
         out, error = [], {}
