@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import candidates, data, measure
+from benchmarks import candidates, data, measure, ours
 from benchmarks.candidates import Cell
 
 QUICK = (
@@ -49,6 +49,7 @@ def main() -> None:
         parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
     for cell in chosen:
         ways = candidates.handwritten(cell, seconds=options.seconds)
+        ways += ours.ours(cell, seconds=options.seconds)
         ways += candidates.peers(cell, seconds=options.seconds)
         results = measure.compare(
             ways, repeats=options.repeats, patience=options.patience

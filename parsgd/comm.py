@@ -60,12 +60,15 @@ def _is_float(x: jax.Array) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def _lane_sum(x: jax.Array, scale: float) -> jax.Array:
-    """``scale * sum over lanes of x``, accumulated in float32 or wider."""
-    stacked = lax.all_gather(x, LANES)
+def _scaled_sum(x: jax.Array, scale: float) -> jax.Array:
+    """``scale * sum over the leading axis``, accumulated in float32 or wider."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    row = jnp.full((_size(LANES),), scale, x.dtype)
-    return jnp.tensordot(row, stacked, 1, preferred_element_type=wide).astype(x.dtype)
+    row = jnp.full((len(x),), scale, x.dtype)
+    return jnp.tensordot(row, x, 1, preferred_element_type=wide).astype(x.dtype)
+
+
+def _lane_sum(x: jax.Array, scale: float) -> jax.Array:
+    return _scaled_sum(lax.all_gather(x, LANES), scale)
 
 
 def mean(tree: Tree) -> Tree:
@@ -90,6 +93,20 @@ def mean(tree: Tree) -> Tree:
         return lax.pmean(x, DEVICES) if _bound(DEVICES) else x
 
     return jax.tree.map(leaf, tree)
+
+
+def mean_of_lanes(tree: Tree) -> Tree:
+    """Average over an explicit leading axis, ``[L, ...] -> [...]``, of floats."""
+    return jax.tree.map(
+        lambda x: _scaled_sum(x, 1 / len(x)) if _is_float(x) else x, tree
+    )
+
+
+def mean_over_devices(tree: Tree) -> Tree:
+    """Average over devices of what a device's lanes share."""
+    if not _bound(DEVICES):
+        return tree
+    return jax.tree.map(lambda x: lax.pmean(x, DEVICES) if _is_float(x) else x, tree)
 
 
 def total(tree: Tree) -> Tree:

@@ -28,12 +28,14 @@ A new algorithm in full, the elastic pull of every worker towards the mean::
     ...     return Strategy(optimizer.init, local, sync)
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 from parsgd import comm
 
@@ -55,7 +57,7 @@ def mean_readout(params: Params, state: State) -> Params:
 
 
 class Strategy(NamedTuple):
-    """An algorithm, as one worker sees it: four pure functions.
+    """An algorithm, as one worker sees it: four pure functions and a fact.
 
     Attributes:
         init: ``(params) -> state``. May call ``comm.rank()``; copies what it keeps of
@@ -63,12 +65,17 @@ class Strategy(NamedTuple):
         local: ``(grads, state, params) -> (params, state)``, every step.
         sync: ``(params, state) -> (params, state)``, at the end of each round.
         readout: ``(params, state) -> params``, equal on all workers.
+        mean_gradient: Whether ``local`` gets the average of all workers' gradients
+            instead of this worker's own. Then workers that share a device and their
+            parameters take one gradient of their mean loss, which is faster than
+            averaging a gradient of each.
     """
 
     init: Callable[[Params], State]
     local: Callable[[Grads, State, Params], tuple[Params, State]]
     sync: Callable[[Params, State], tuple[Params, State]] = no_sync
     readout: Callable[[Params, State], Params] = mean_readout
+    mean_gradient: bool = False
 
 
 class Phase(NamedTuple):
@@ -135,16 +142,22 @@ def init_state(
     return TrainState(jnp.int32(0), key, params, model, strategy.init(params))
 
 
-def gradient(loss: Loss, state: TrainState, batch: Any, micro_batches: int = 1):
+def gradient(
+    loss: Loss,
+    params: Params,
+    model: State,
+    batch: Any,
+    key: jax.Array,
+    micro_batches: int = 1,
+) -> tuple[jax.Array, State, Grads]:
     """``(loss, model state, gradient)`` of one batch, in ``micro_batches`` equal parts.
 
     The parts' gradients are averaged in float32, so the result is the gradient of the
     whole batch to rounding, also for bfloat16 parameters.
     """
-    key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), comm.rank())
     grad = jax.value_and_grad(loss, has_aux=True)
     if micro_batches == 1:
-        (value, model), grads = grad(state.params, state.model, batch, key)
+        (value, model), grads = grad(params, model, batch, key)
         return value, model, grads
 
     def split(x):
@@ -153,21 +166,62 @@ def gradient(loss: Loss, state: TrainState, batch: Any, micro_batches: int = 1):
     def part(carry, xs):
         model, value, sums = carry
         piece, index = xs
-        (v, model), g = grad(state.params, model, piece, jax.random.fold_in(key, index))
+        (v, model), g = grad(params, model, piece, jax.random.fold_in(key, index))
         sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, g)
         return (model, value + v, sums), None
 
     zeros = jax.tree.map(
-        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)),
-        state.params,
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
     )
-    carry = (state.model, jnp.float32(0), zeros)
+    carry = (model, jnp.float32(0), zeros)
     parts = (jax.tree.map(split, batch), jnp.arange(micro_batches))
     (model, value, sums), _ = lax.scan(part, carry, parts)
-    grads = jax.tree.map(
-        lambda s, p: (s / micro_batches).astype(p.dtype), sums, state.params
-    )
+    grads = jax.tree.map(lambda s, p: (s / micro_batches).astype(p.dtype), sums, params)
     return value / micro_batches, model, grads
+
+
+def mean_gradient(
+    loss: Loss,
+    params: Params,
+    model: State,
+    batch: Any,
+    key: jax.Array,
+    micro_batches: int = 1,
+) -> tuple[jax.Array, State, Grads]:
+    """As `gradient`, but the gradient is the average over all workers.
+
+    Where lanes share their parameters it is taken of the lanes' mean loss: one product
+    over all their examples instead of one each and a sum, which XLA does not merge.
+    """
+
+    @custom_vmap
+    def over_lanes(params, model, batch, key):
+        return gradient(loss, params, model, batch, key, micro_batches)
+
+    @over_lanes.def_vmap
+    def _(lanes, batched, params, model, batch, key):
+        del lanes
+        axes = jax.tree.map(lambda b: 0 if b else None, batched)
+        if micro_batches > 1 or any(jax.tree.leaves(batched[0])):
+            own = functools.partial(gradient, loss, micro_batches=micro_batches)
+            value, model, grads = jax.vmap(own, axes, axis_name=comm.LANES)(
+                params, model, batch, key
+            )
+            grads = comm.mean_of_lanes(grads)
+        else:
+
+            def mean_loss(params):
+                each = jax.vmap(loss, axes, axis_name=comm.LANES)
+                value, new = each(params, model, batch, key)
+                return jnp.mean(value), (value, new)
+
+            grads, (value, model) = jax.grad(mean_loss, has_aux=True)(params)
+        own = functools.partial(jax.tree.map, lambda _: True)
+        mean = jax.tree.map(lambda _: False, grads)
+        return (value, model, grads), (own(value), own(model), mean)
+
+    value, model, grads = over_lanes(params, model, batch, key)
+    return value, model, comm.mean_over_devices(grads)
 
 
 def spread(params: Params) -> jax.Array:
@@ -211,7 +265,12 @@ def run_round(
     """
 
     def step(state, index):
-        value, model, grads = gradient(loss, state, batches(index), micro_batches)
+        take = mean_gradient if strategy.mean_gradient else gradient
+        key = jax.random.fold_in(state.key, state.step)
+        key = jax.random.fold_in(key, comm.rank())
+        value, model, grads = take(
+            loss, state.params, state.model, batches(index), key, micro_batches
+        )
         params, inner = strategy.local(grads, state.strategy, state.params)
         return TrainState(state.step + 1, state.key, params, model, inner), value
 

@@ -151,7 +151,7 @@ def fit(
         micro_batches=micro_batches,
     )
     parts = segments(plan, schedule)
-    meter = _Meter(plan, engine, parts, max_bad_rounds, learning_rate)
+    meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
     observer = observer or Observer()
     summary = meter.summary()
     observer.start(summary, [*plan.describe(), engine.placement.describe()])
@@ -208,7 +208,7 @@ class _Evaluation:
         }
 
 
-class _Meter:
+class Meter:
     """Counts what a run has done, and decides how much to dispatch at once."""
 
     def __init__(

@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import parsgd
 from parsgd import comm, spmd
-from parsgd.core import Strategy, phases
+from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.engine import Engine
 from parsgd.placement import place
@@ -236,7 +236,3 @@ class TestPlace:
     def test_no_workers(self):
         with pytest.raises(parsgd.UserError, match="workers=0"):
             place(0)
-
-
-def test_strategy_of_four_functions():
-    assert Strategy._fields == ("init", "local", "sync", "readout")

@@ -9,7 +9,7 @@ from zoo import ZOO
 
 import parsgd
 from parsgd import comm
-from parsgd.core import no_sync, phases
+from parsgd.core import init_state, no_sync, phases, run_round
 from parsgd.plan import make_plan, segments
 from parsgd.spmd import spmd
 
@@ -29,27 +29,27 @@ def simulate(algorithm, x, c, *, workers, h, optimizer_steps):
     def lanes(fn, shared_in):
         return jax.jit(spmd(fn, place, shared_in, False))
 
-    init = lanes(lambda p: (p, stages[0].strategy.init(p)), (True,))
-    params, state = init(x)
+    def loss(params, model, target, key):
+        squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), params, target)
+        return sum(jax.tree.leaves(squares)) / 2, model
+
+    first = stages[0].strategy
+    state = lanes(lambda x: init_state(first, x, {}, jax.random.key(0)), (True,))(x)
     step = 0
     for part in segments(plan, stages):
         strategy = stages[part.phase].strategy
 
-        def one_round(params, state, targets, strategy=strategy):
-            for t in range(len(targets["w"])):
-                now = {k: v[t] for k, v in targets.items()}
-                grads = jax.tree.map(jnp.subtract, params, now)
-                params, state = strategy.local(grads, state, params)
-            params, state = strategy.sync(params, state)
-            return params, state, strategy.readout(params, state)
+        def one_round(state, targets, strategy=strategy):
+            state, *_ = run_round(strategy, loss, state, lambda t: t, targets)
+            return state, strategy.readout(state.params, state.strategy)
 
-        run = lanes(one_round, (False, False, False))
+        run = lanes(one_round, (False, False))
         for _ in range(part.rounds):
             targets = {
                 k: np.moveaxis(v[step : step + part.local_steps], 1, 0)
                 for k, v in c.items()
             }
-            params, state, out = run(params, state, targets)
+            state, out = run(state, targets)
             step += part.local_steps
             yield out
 

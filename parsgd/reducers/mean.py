@@ -23,15 +23,16 @@ def all_reduce() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def dense(reducer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Plain averaging with the state of another reducer, which it leaves untouched.
+def idle(reducer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Another reducer's state with nothing done: gradients pass unchanged.
 
-    The first phase of a method that starts uncompressed: the run switches to
-    ``reducer`` itself later, with the same state.
+    For the first phase of a method that starts uncompressed: that phase averages dense
+    gradients (``Strategy.mean_gradient``), and the run switches to ``reducer`` itself
+    later, with the same state.
     """
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        return comm.mean(updates), state
+        return updates, state
 
     return optax.GradientTransformation(reducer.init, update)

@@ -6,7 +6,7 @@ import optax
 
 from parsgd.compressors import one_bit
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.reducers import all_reduce, dense, error_feedback
+from parsgd.reducers import error_feedback, idle
 
 
 def data_parallel(optimizer: optax.GradientTransformation) -> Strategy:
@@ -17,7 +17,7 @@ def data_parallel(optimizer: optax.GradientTransformation) -> Strategy:
         u, s = optimizer(g, s, x),   x <- x + u
 
     It is parallel SGD when the optimizer starts with a reducer, as in
-    ``data_parallel(optax.chain(all_reduce(), optax.sgd(0.1)))``.
+    ``data_parallel(optax.chain(error_feedback(one_bit()), optax.sgd(0.1)))``.
 
     Args:
         optimizer: Any optax transformation, usually ``chain(reducer, optimizer)``.
@@ -49,7 +49,7 @@ def sync_sgd(optimizer: optax.GradientTransformation) -> Strategy:
     Args:
         optimizer: Any optax transformation; sees the average gradient.
     """
-    return data_parallel(optax.chain(all_reduce(), optimizer))
+    return data_parallel(optimizer)._replace(mean_gradient=True)
 
 
 def one_bit_sgd(
@@ -84,5 +84,5 @@ def one_bit_sgd(
     quantised = data_parallel(optax.chain(reducer, optimizer))
     if start_step <= 0:
         return quantised
-    first = data_parallel(optax.chain(dense(reducer), optimizer))
-    return (Phase(0, first), Phase(start_step, quantised))
+    dense = data_parallel(optax.chain(idle(reducer), optimizer))
+    return (Phase(0, dense._replace(mean_gradient=True)), Phase(start_step, quantised))

@@ -1,0 +1,98 @@
+"""Reads the Markdown documents: code blocks, commands, links and tables."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    path
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
+    if path.is_file()
+]
+COMMANDS = ("train", "traffic", "report", "list")
+SHELL = ("", "sh", "bash", "shell", "console", "text")
+
+
+class Block(NamedTuple):
+    """A fenced code block: where it starts, its language and text.
+
+    ``file`` is the file that it is, where the line before it ends in "`FILE`:".
+    """
+
+    line: int
+    language: str
+    text: str
+    file: str | None
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path: Path) -> list[Block]:
+    text = read(path)
+    found = []
+    for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.M | re.S):
+        before = text[: fence.start()]
+        name = re.search(r"`([\w/]+\.(?:py|yaml))`:\s*$", before)
+        line = before.count("\n") + 2
+        found.append(Block(line, fence[1], fence[2], name[1] if name else None))
+    return found
+
+
+def commands(path: Path) -> list[list[str]]:
+    """Every ``parsgd`` command, from shell blocks and from inline code."""
+    lines = [
+        line
+        for block in blocks(path)
+        if block.language in SHELL
+        for line in block.text.replace("\\\n", " ").splitlines()
+    ]
+    prose = re.sub(r"^```.*?^```", "", read(path), flags=re.M | re.S)
+    lines += re.findall(r"`(parsgd [^`]+)`", prose)
+    found = [_arguments(line) for line in lines]
+    return [arguments for arguments in found if arguments]
+
+
+def _arguments(line: str) -> list[str] | None:
+    """What follows ``parsgd`` in a line of shell; None if it is no such command."""
+    command = re.match(r"\s*(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?parsgd (.*)", line)
+    if not command:
+        return None
+    words = shlex.split(re.split(r" [|>&;]", command[1])[0], comments=True)
+    if not words or words[0] not in COMMANDS:
+        return None
+    return [word for word in words if not _stands_for_others(word)]
+
+
+def _stands_for_others(word: str) -> bool:
+    """``...``, ``[GROUP]`` or ``KEY=VALUE``: the reader fills it in."""
+    return bool(re.fullmatch(r"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+", word))
+
+
+def links(path: Path) -> list[str]:
+    """Relative links, without those to other sites."""
+    found = re.findall(r"\]\(([^)\s]+)\)", read(path))
+    return [link for link in found if not re.match(r"\w+:", link)]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that headings make, as GitHub spells them."""
+    titles = re.findall(r"^#+ (.+)$", read(path), re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+        for title in titles
+    }
+
+
+def first_cells(path: Path) -> list[str]:
+    """First column of all tables."""
+    rows = re.findall(r"^\| ?(.+?) ?\|", read(path), re.M)
+    return [row.strip() for row in rows]
+
+
+def named(cells: list[str]) -> set[str]:
+    """What stands in code marks in these cells."""
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}

@@ -1,0 +1,168 @@
+"""The documents cannot go stale: their code runs, their commands compose."""
+
+import ast
+import dataclasses
+import json
+import re
+import sys
+
+import documents
+import oracles
+import pytest
+import test_placements
+import test_strategies
+import test_traffic
+import zoo
+from command_line import SHORT, command  # noqa: F401
+from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, named, read
+
+import parsgd
+from parsgd import config, sweep
+from parsgd.choices import choices
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+DOCS = ROOT / "docs"
+
+
+@each_document
+def test_K5_python_blocks_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": path.stem}
+    for block in blocks(path):
+        if block.language == "python" and not (block.file or "").startswith("tests/"):
+            source = "\n" * (block.line - 1) + block.text  # errors name the line
+            exec(compile(source, str(path), "exec"), namespace)
+
+
+@each_document
+def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(sweep, "show_report", lambda *args: 0)
+    (tmp_path / "my_conf").mkdir()
+    for block in blocks(path):
+        if block.file:
+            # A choice to be added to conf/ is tried in a folder beside it.
+            file = tmp_path / re.sub(r"^conf/", "my_conf/", block.file)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text)
+            monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    for name, *words in documents.commands(path):
+        if name == "traffic" and "task=fashion_mnist" not in words:
+            options = []  # this builds all that the config names, and trains nothing
+        elif name in ("train", "traffic"):
+            name, options = "train", ["--dry-run"]
+        else:
+            options = None
+        if options is not None and "--config-dir" not in words:
+            options += ["--config-dir", "my_conf"]
+        code, out, err = command(name, *(options or []), *words)
+        assert code == 0, f"parsgd {name} {' '.join(words)}: {err or out}"
+
+
+@each_document
+def test_links_lead_somewhere(path):
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each_document
+def test_named_scripts_and_make_targets_exist(path):
+    text = read(path)
+    makefile = read(ROOT / "Makefile")
+    for target in re.findall(r"(?:^|`)make ([a-z][\w-]*)", text, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), f"make {target}"
+    for script in re.findall(r"(?:experiments|benchmarks|notebooks)/\w+\.\w+", text):
+        assert (ROOT / script).exists(), script
+
+
+def test_algorithms_names_tests_that_exist():
+    tests = "".join(read(file) for file in (ROOT / "tests").glob("test_*.py"))
+    names = re.findall(r"`(test_\w+)`", read(DOCS / "algorithms.md"))
+    assert names
+    for name in names:
+        assert f"def {name}(" in tests, name
+
+
+@pytest.fixture
+def contributed(monkeypatch):
+    """Follows CONTRIBUTING.md: its algorithm, oracle and row, put where they belong."""
+    files = {block.file: block.text for block in blocks(ROOT / "CONTRIBUTING.md")}
+    algorithm: dict = {"__name__": "towards_mean"}
+    exec(files["parsgd/strategies/towards_mean.py"], algorithm)
+    loop = dict(vars(oracles))
+    exec(files["tests/oracles.py"], loop)
+    for place, names in ((parsgd, algorithm), (oracles, loop)):
+        function = names["towards_mean"]
+        monkeypatch.setattr(place, "towards_mean", function, raising=False)
+    entry = ast.parse(files["tests/zoo.py"]).body[0]
+    assert isinstance(entry, ast.Expr)
+    row = eval(compile(ast.Expression(entry.value), "zoo", "eval"), vars(zoo))
+    monkeypatch.setattr(zoo, "ZOO", zoo.ZOO | row)
+    for module in (test_strategies, test_placements, test_traffic):
+        monkeypatch.setattr(module, "ZOO", zoo.ZOO)
+    return "towards_mean"
+
+
+def test_contributing_example_passes_the_batteries(contributed):
+    test_strategies.test_follows_its_oracle(contributed, 3)
+    test_strategies.test_C11_one_worker_is_the_plain_optimizer(contributed)
+    test_strategies.test_A2_same_data_on_all_workers_is_one_worker(contributed)
+    test_placements.test_what_workers_share_is_stored_once(contributed)
+    test_traffic.test_K4_bytes_equal_the_formula(contributed, 4)
+
+
+@pytest.mark.slow
+def test_contributing_example_agrees_in_all_placements(contributed):
+    test_placements.test_placements_agree_on_the_whole_state(contributed)
+
+
+def test_configuration_names_every_key_group_and_variable():
+    keys = named(first_cells(DOCS / "configuration.md"))
+    groups = set(choices(config.conf_dir()))
+    fields = {field.name for field in dataclasses.fields(config.Config)}
+    assert fields <= keys | groups
+    assert {name.split("/")[0] for name in groups} <= keys
+    rules = {*choices(config.conf_dir())["scaling"]}
+    assert rules <= keys
+    code = "".join(read(path) for path in (ROOT / "parsgd").rglob("*.py"))
+    variables = re.findall(r"environ(?:\.get)?[(\[]\"(\w+)\"", code)
+    assert {*variables} - {"HYDRA_FULL_ERROR"} <= keys
+
+
+def test_algorithms_has_a_row_per_strategy():
+    cells = first_cells(DOCS / "algorithms.md")
+    for name in choices(config.conf_dir())["strategy"]:
+        # What it does; and its identities and differences.
+        assert cells.count(f"`{name}`") == 2, name
+
+
+def test_architecture_maps_every_file_of_the_package():
+    text = read(DOCS / "architecture.md")
+    for path in (ROOT / "parsgd").iterdir():
+        known = path.name in ("__init__.py", "errors.py", "py.typed", "__pycache__")
+        assert known or f"{path.name}" in text, path.name
+
+
+def test_results_explains_every_key(command, tmp_path):  # noqa: F811
+    code, _, err = command(
+        "train", "optimizer=adam", "scaling=adam_sqrt", "workers=2", *SHORT
+    )
+    assert code == 0, err
+    (file,) = tmp_path.glob("outputs/*/*/result.json")
+    result = json.loads(file.read_text())
+    lines = file.with_name("metrics.jsonl").read_text().splitlines()
+    explained = named(first_cells(DOCS / "results.md"))
+    written = {*result, *result["summary"], *json.loads(lines[-1])}
+    assert written <= explained
+    # What is explained is written, but for the files' own names.
+    files = {"config.yaml", "metrics.jsonl", "result.json", "train.log", ".hydra/"}
+    assert explained - written <= files | {"summary"}
+    text = read(DOCS / "results.md")
+    for key in (
+        *result["machine"],
+        *result["versions"],
+        *result["summary"]["placement"],
+    ):
+        assert f"`{key}`" in text, key
