@@ -187,11 +187,14 @@ def mean_gradient(
     batch: Any,
     key: jax.Array,
     micro_batches: int = 1,
+    *,
+    union: bool = False,
 ) -> tuple[jax.Array, State, Grads]:
     """As `gradient`, but the gradient is the average over all workers.
 
     Where lanes share their parameters it is taken of the lanes' mean loss: one product
     over all their examples instead of one each and a sum, which XLA does not merge.
+    With ``union`` their batches are taken as one, and the loss is that batch's.
     """
 
     @custom_vmap
@@ -208,6 +211,11 @@ def mean_gradient(
                 params, model, batch, key
             )
             grads = comm.mean_of_lanes(grads)
+        elif union:
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+            value, model, grads = gradient(loss, params, model, batch, key[0])
+            shared = jax.tree.map(lambda _: False, (value, model, grads))
+            return (value, model, grads), shared
         else:
 
             def mean_loss(params):
@@ -247,6 +255,7 @@ def run_round(
     *,
     micro_batches: int = 1,
     measure: jax.Array | None = None,
+    union: bool = False,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One round of one worker: a scan over the local steps, then ``sync``.
 
@@ -259,13 +268,17 @@ def run_round(
         micro_batches: Parts that each batch is split into.
         measure: Boolean scalar: also measure the workers' spread before ``sync``
             (equal on all workers). None leaves the measurement out of the program.
+        union: Whether workers on one device may take their batches as one, see
+            `mean_gradient`.
 
     Returns:
         The new state, the losses ``[H]``, and the spread (0 where not measured).
     """
 
     def step(state, index):
-        take = mean_gradient if strategy.mean_gradient else gradient
+        take = gradient
+        if strategy.mean_gradient:
+            take = functools.partial(mean_gradient, union=union)
         key = jax.random.fold_in(state.key, state.step)
         key = jax.random.fold_in(key, comm.rank())
         value, model, grads = take(

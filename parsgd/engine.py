@@ -79,6 +79,7 @@ class Engine:
         key = jax.random.key(0)
         self._init_spec = (*jax.eval_shape(task.init, key), jax.eval_shape(lambda: key))
         self._spec = jax.eval_shape(self._init_worker, *self._init_spec)
+        self._union = self._union_allowed()
         self.shared, identical = self._sharing()
         self.placement: Placement = placement.place(
             self.workers, kind=kind, devices=devices, identical=identical
@@ -108,7 +109,25 @@ class Engine:
             (index, weight),
             micro_batches=self.micro_batches,
             measure=measure,
+            union=self._union,
         )
+
+    def _union_allowed(self) -> bool:
+        """Whether lanes' batches may be one: no state, no randomness, no coupling."""
+        if not self.task.separable or jax.tree.leaves(self._spec.model):
+            return False
+        x, y, index, weight = self._round_spec(1)
+        rows = index.shape[1:]
+        x, y = (jax.ShapeDtypeStruct(rows + a.shape[1:], a.dtype) for a in (x, y))
+        if weight is not None:
+            weight = jax.ShapeDtypeStruct(rows, weight.dtype)
+        batch: Any = Batch(x, y, weight)  # type: ignore[arg-type]
+        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
+        args = (self._spec.params, self._spec.model, batch, key)
+        # With nothing but the key depending on the lane, does the loss?
+        return spmd.shared_outputs(self.task.loss, 2, args, (True, True, True, False))[
+            0
+        ]
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
         """The first ``count`` rounds of ``index [R, H, b]``."""

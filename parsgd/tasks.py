@@ -51,6 +51,9 @@ class Task(NamedTuple):
       metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
         evaluation mode, per example and unweighted. The penalty is part of every
         example's loss, so the mean over the training set is the objective.
+      separable: whether ``loss`` is a mean over the batch's slots, each computed on its
+        own. Workers on one device whose average gradient is wanted then take their
+        batches as one, if there is neither model state nor randomness.
     """
 
     name: str
@@ -58,10 +61,16 @@ class Task(NamedTuple):
     init: Callable[[jax.Array], tuple[Params, ModelState]]
     loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, ModelState]]
     metrics: Callable[[Params, ModelState, Batch], dict[str, jax.Array]]
+    separable: bool = False
 
 
 def classification(
-    data: Dataset, model: Any, *, name: str | None = None, l2: float = 0.0
+    data: Dataset,
+    model: Any,
+    *,
+    name: str | None = None,
+    l2: float = 0.0,
+    separable: bool = True,
 ) -> Task:
     """Softmax cross-entropy, in float32 whatever the model computes in.
 
@@ -72,6 +81,8 @@ def classification(
       name: default, the data set's name.
       l2: coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
         not depend on the batch or on the number of workers.
+      separable: False for a model that mixes the examples of a batch without keeping
+        state, so that each worker's batch must stay apart; see `Task`.
 
     Raises:
       UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
@@ -131,7 +142,7 @@ def classification(
         losses = _cross_entropy(logits, batch.y) + penalty(params)
         return {"loss": losses, "accuracy": _per_example(hits)}
 
-    return Task(name or data.name, data, init, loss, metrics)
+    return Task(name or data.name, data, init, loss, metrics, separable)
 
 
 def digits(

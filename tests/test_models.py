@@ -293,7 +293,7 @@ def test_cnn_equals_its_definition_in_lax(side):
     @jax.jit
     def by_definition(params, y):
         for i in range(2):
-            conv = params[f"PatchConv_{i}"]
+            conv = params[f"PlaneConv_{i}"]
             dims = ("NHWC", "HWIO", "NHWC")
             y = jax.lax.conv_general_dilated(
                 y, conv["kernel"], (1, 1), "SAME", dimension_numbers=dims
@@ -315,7 +315,7 @@ def test_cnn_equals_its_definition_in_lax(side):
 def test_cnn_with_batch_norm_keeps_statistics_and_no_useless_bias():
     net = CNN(features=[4], dense=[], batch_norm=True, classes=2)
     variables = drawn(net, X)
-    assert "bias" not in variables["params"]["PatchConv_0"]
+    assert "bias" not in variables["params"]["PlaneConv_0"]
     params, stats = variables.pop("params"), variables["batch_stats"]
     run = jax.jit(as_model(net).apply, static_argnames="train")
     _, after = run(params, variables, X, key=KEY, train=True)

@@ -110,6 +110,48 @@ class PatchConv(nn.Module):
         return y
 
 
+class PlaneConv(nn.Module):
+    """A "SAME" convolution of stride 1 on planes: channels first, examples last.
+
+    ``[C, H, W, b] -> [F, H, W, b]``, with the parameters of ``flax.linen.Conv``. Every
+    shift of the window is one long copy, about twice as fast as `PatchConv`; inside
+    the built-in `CNN` the layout costs nothing.
+
+    Attributes:
+      features: F, output channels.
+      kernel_size: of both sides.
+      use_bias: whether a bias is added.
+    """
+
+    features: int
+    kernel_size: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Planes ``[C, H, W, b]`` to planes ``[F, H, W, b]``."""
+        size = self.kernel_size
+        channels, height, width, b = x.shape
+        shape = (size, size, channels, self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        kernel = kernel.astype(x.dtype).transpose(0, 3, 1, 2)  # [kh, F, kw, C]
+        before = (size - 1) // 2
+        pads = (before, size - 1 - before)
+        x = jnp.pad(x, ((0, 0), pads, pads, (0, 0)))
+        x = jnp.concatenate([x[:, :, j : j + width] for j in range(size)])
+        rows = [x[:, i : i + height].reshape(len(x), -1) for i in range(size)]
+        kernel = kernel.reshape(size, self.features, -1)
+        if channels == 1:  # one product; with more channels the copies cost more
+            y = kernel.swapaxes(0, 1).reshape(self.features, -1) @ jnp.concatenate(rows)
+        else:
+            y = sum((k @ row for k, row in zip(kernel, rows, strict=True)), start=0.0)
+        y = jnp.asarray(y).reshape(-1, height, width, b)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
+            y = y + bias.reshape(-1, 1, 1, 1).astype(x.dtype)
+        return y
+
+
 class CNN(Classifier, kw_only=True):
     """Convolution, max-pooling and ReLU per stage, then dense layers: a small LeNet.
 
@@ -157,14 +199,15 @@ class CNN(Classifier, kw_only=True):
                 f"{2 ** len(self.features)} pixels a side: use an MLP, or fewer "
                 "features."
             )
+        x = x.transpose(3, 1, 2, 0)  # planes: [C, H, W, b]
         for channels in self.features:
             # The bias would be removed again by the normalisation.
-            x = PatchConv(channels, self.kernel_size, use_bias=not self.batch_norm)(x)
+            x = PlaneConv(channels, self.kernel_size, use_bias=not self.batch_norm)(x)
             if self.batch_norm:
-                x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+                x = nn.BatchNorm(not train, axis=0, momentum=0.9)(x)
             # relu(max) = max(relu), with a quarter of the elements.
             x = nn.relu(max_pool(x))
-        x = x.reshape(x.shape[0], -1)
+        x = x.transpose(1, 2, 0, 3).reshape(-1, x.shape[-1]).T
         for width in self.dense:
             x = nn.relu(nn.Dense(width)(x))
             x = nn.Dropout(self.dropout, deterministic=not train)(x)
@@ -172,14 +215,14 @@ class CNN(Classifier, kw_only=True):
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """Maxima of 2 x 2 tiles, ``[b, H, W, C] -> [b, H // 2, W // 2, C]``.
+    """Maxima of 2 x 2 tiles of planes, ``[C, H, W, b] -> [C, H // 2, W // 2, b]``.
 
     By reshaping: the gradient of a windowed reduction is a slow scatter on CPU.
     """
-    b, height, width, channels = x.shape
+    channels, height, width, b = x.shape
     height, width = height // 2, width // 2
     tiles = x[:, : 2 * height, : 2 * width]
-    return tiles.reshape(b, height, 2, width, 2, channels).max(axis=(2, 4))
+    return tiles.reshape(channels, height, 2, width, 2, b).max(axis=(2, 4))
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
