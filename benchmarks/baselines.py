@@ -39,7 +39,18 @@ class Loop(NamedTuple):
     index: NamedSharding
 
 
-def sync(params, loss, optimizer, *, workers, batch, devices=1, gradient, micro=None):
+def sync(
+    params,
+    loss,
+    optimizer,
+    *,
+    workers,
+    batch,
+    devices=1,
+    gradient,
+    micro=None,
+    scanned=True,
+):
     """Synchronous SGD on one shared model: ``g = mean_w grad loss_w``; one update.
 
     Args:
@@ -53,6 +64,7 @@ def sync(params, loss, optimizer, *, workers, batch, devices=1, gradient, micro=
         their mean), "of_mean" (one gradient of the mean of the vmapped losses), or
         "one_batch" (the workers' examples as one batch).
       micro: examples per pass, gradients accumulated over passes; only "one_batch".
+      scanned: False compiles a single step, ``index [1, W, b]``, without a loop.
     """
     take = partial(GRADIENTS[gradient], loss)
     if micro:
@@ -65,6 +77,8 @@ def sync(params, loss, optimizer, *, workers, batch, devices=1, gradient, micro=
             new, inner = optimizer.update(state.params, grads, state.inner)
             return State(new, inner, {}, state.step + 1, state.keys), None
 
+        if not scanned:
+            return step(state, index[0])[0]
         return lax.scan(step, state, index)[0]
 
     state = State(params, optimizer.init(params), {}, jnp.int32(0), _keys(workers))

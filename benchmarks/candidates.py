@@ -48,7 +48,7 @@ def handwritten(cell: Cell, *, seconds: float, counts=(2, 4, 8)) -> list[Candida
         made.append(Candidate(name, setup, devices))
     if cell.model == "cnn" and cell.algorithm == "sync":
         # lax.conv is slow inside a loop: one dispatch is one step.
-        choices = {"gradient": "one_batch"}
+        choices = {"gradient": "one_batch", "scanned": False}
         setup = partial(start, cell, "conv", 1, choices, seconds, 1)
         made.append(Candidate("one batch, conv, a dispatch per step", setup, 1))
     return made
