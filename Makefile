@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench docs clean
+.PHONY: help demo test test-fast lint bench notebooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -33,7 +33,7 @@ bench: $(READY)  ## fit against hand-written loops, medians of interleaved windo
 	$(BIN)/python -m benchmarks --full
 
 notebooks: $(READY)  ## run the notebooks top to bottom and keep their output
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace notebooks/*.ipynb
+	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 clean:  ## remove what was built; results stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

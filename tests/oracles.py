@@ -1,8 +1,9 @@
 """Algorithms as plain numpy loops, written from their papers.
 
-Each runs on a quadratic: worker w's gradient at step t is ``x - c[t, w]``. Parameters
-are dicts of arrays; the local optimizer is SGD with heavy-ball momentum, ``m <- mu m +
-g, x <- x - lr m``. Each yields the model after every round.
+Worker w's gradient at step t is ``tanh(x - c[t, w])``: were it linear in x, the mean of
+the workers would not depend on how they synchronise. Parameters are dicts of arrays;
+the local optimizer is SGD with heavy-ball momentum, ``m <- mu m + g, x <- x - lr m``.
+Each yields the model after every round.
 """
 
 import numpy as np
@@ -22,6 +23,10 @@ def _zeros(tree) -> Params:
     return _map(np.zeros_like, tree)
 
 
+def _gradient(x, c, t, w) -> Params:
+    return {k: np.tanh(v - c[k][t, w]) for k, v in x.items()}
+
+
 def _rounds(steps, h, switch=0):
     """First and last step of each round: of one step until ``switch``, then of h."""
     start = 0
@@ -34,7 +39,7 @@ def _rounds(steps, h, switch=0):
 
 def _train_alone(x, m, c, w, first, last, lr, mu):
     for t in range(first, last):
-        g = _map(np.subtract, x, {k: v[t, w] for k, v in c.items()})
+        g = _gradient(x, c, t, w)
         m = _map(lambda a, b: mu * a + b, m, g)
         x = _map(lambda a, b: a - lr * b, x, m)
     return x, m
@@ -51,8 +56,7 @@ def single(x, c, *, workers, h, steps, lr, mu):
 def sync_sgd(x, c, *, workers, h, steps, lr, mu):
     m = _zeros(x)
     for t in range(steps):
-        target = {k: v[t].mean(0) for k, v in c.items()}
-        g = _map(np.subtract, x, target)
+        g = _mean([_gradient(x, c, t, w) for w in range(workers)])
         m = _map(lambda a, b: mu * a + b, m, g)
         x = _map(lambda a, b: a - lr * b, x, m)
         yield x
@@ -130,7 +134,7 @@ def one_bit_sgd(x, c, *, workers, h, steps, lr, mu, column=True, start=0):
     for t in range(steps):
         g = {}
         for k, value in x.items():
-            own = [value - c[k][t, w] for w in range(workers)]
+            own = [np.tanh(value - c[k][t, w]) for w in range(workers)]
             groups = value.shape[-1] if column and value.ndim > 1 else 1
             packs = value.ndim > 1 and -(-value.size // 8) + 8 * groups < 4 * value.size
             if t < start or not packs:

@@ -22,6 +22,9 @@ class Row(NamedTuple):
         sent: ``(parameter shapes, W) -> bytes`` that a worker sends in one round.
         shared: Whether all workers have the same parameters between rounds.
         identical: Whether they have in every step.
+        plain: Whether one worker with it is the plain optimizer, bit for bit.
+        resets: Whether local momentum is reset, so that it is plain without only.
+        per_worker: Whether the update depends on W itself, not just on the data.
     """
 
     make: Callable[[optax.GradientTransformation], Algorithm]
@@ -30,6 +33,9 @@ class Row(NamedTuple):
     sent: Callable[[Any, int], float]
     shared: bool = True
     identical: bool = False
+    plain: bool = True
+    resets: bool = False
+    per_worker: bool = False
 
 
 def all_reduced(shapes: Any, workers: int) -> float:
@@ -67,6 +73,7 @@ ZOO = {
         3,
         lambda *a, **k: oracles.local_sgd(*a, **k, policy="reset"),
         all_reduced,
+        resets=True,
     ),
     "post_local_sgd": Row(
         lambda opt: parsgd.post_local_sgd(opt, switch_step=6),
@@ -75,13 +82,19 @@ ZOO = {
         all_reduced,
     ),
     "block_momentum": Row(
-        parsgd.block_momentum, 3, oracles.block_momentum, all_reduced
+        parsgd.block_momentum,
+        3,
+        oracles.block_momentum,
+        all_reduced,
+        resets=True,
+        per_worker=True,
     ),
     "block_momentum nesterov": Row(
         lambda opt: parsgd.block_momentum(opt, eta=0.6, nesterov=True),
         3,
         lambda *a, **k: oracles.block_momentum(*a, **k, eta=0.6, nesterov=True),
         all_reduced,
+        plain=False,
     ),
     "block_momentum cntk": Row(
         lambda opt: parsgd.block_momentum(
@@ -92,6 +105,8 @@ ZOO = {
             *a, **k, eta=0.4, zeta=0.8, nesterov=True, gain="cntk"
         ),
         all_reduced,
+        plain=False,
+        per_worker=True,
     ),
     "block_momentum fairseq": Row(
         lambda opt: parsgd.block_momentum(
@@ -102,10 +117,22 @@ ZOO = {
             *a, **k, eta=0.4, zeta=0.8, nesterov=True, gain="fairseq"
         ),
         all_reduced,
+        plain=False,
     ),
-    "diloco": Row(parsgd.diloco, 3, oracles.diloco, all_reduced),
+    "diloco": Row(
+        parsgd.diloco,
+        3,
+        oracles.diloco,
+        all_reduced,
+        plain=False,
+    ),
     "one_bit_sgd": Row(
-        parsgd.one_bit_sgd, 1, oracles.one_bit_sgd, one_bit, identical=True
+        parsgd.one_bit_sgd,
+        1,
+        oracles.one_bit_sgd,
+        one_bit,
+        identical=True,
+        plain=False,
     ),
     "one_bit_sgd leaf": Row(
         lambda opt: parsgd.one_bit_sgd(opt, levels="leaf", start_step=4),
@@ -113,6 +140,7 @@ ZOO = {
         lambda *a, **k: oracles.one_bit_sgd(*a, **k, column=False, start=4),
         lambda shapes, w: one_bit(shapes, w, column=False),
         identical=True,
+        plain=False,
     ),
 }
 

@@ -9,19 +9,30 @@ from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.reducers import error_feedback, idle
 
 
-def data_parallel(optimizer: optax.GradientTransformation) -> Strategy:
+def data_parallel(
+    optimizer: optax.GradientTransformation,
+    *,
+    reducer: optax.GradientTransformation | None = None,
+) -> Strategy:
     """An optimizer that communicates: every worker applies it, in every step.
 
     With a worker's gradient g, optimizer state s and parameters x::
 
-        u, s = optimizer(g, s, x),   x <- x + u
-
-    It is parallel SGD when the optimizer starts with a reducer, as in
-    ``data_parallel(optax.chain(error_feedback(one_bit()), optax.sgd(0.1)))``.
+        u, s = optimizer(reducer(g), s, x),   x <- x + u
 
     Args:
-        optimizer: Any optax transformation, usually ``chain(reducer, optimizer)``.
+        optimizer: Any optax transformation.
+        reducer: What is done with the worker's own gradient first, such as
+            ``error_feedback(one_bit())``; None for nothing. The same as
+            ``optax.chain(reducer, optimizer)``.
+
+    Example:
+        >>> import optax, parsgd
+        >>> reducer = parsgd.error_feedback(parsgd.one_bit())
+        >>> strategy = parsgd.data_parallel(optax.sgd(0.1), reducer=reducer)
     """
+    if reducer is not None:
+        optimizer = optax.chain(reducer, optimizer)
 
     def init(params):
         # Some transformations keep the parameters they are given.
@@ -81,8 +92,8 @@ def one_bit_sgd(
         nothing is lost on the way back, and (W-1)/8 bytes per entry are sent.
     """
     reducer = error_feedback(one_bit(levels=levels))
-    quantised = data_parallel(optax.chain(reducer, optimizer))
+    quantised = data_parallel(optimizer, reducer=reducer)
     if start_step <= 0:
         return quantised
-    dense = data_parallel(optax.chain(idle(reducer), optimizer))
+    dense = data_parallel(optimizer, reducer=idle(reducer))
     return (Phase(0, dense._replace(mean_gradient=True)), Phase(start_step, quantised))
