@@ -73,8 +73,12 @@ def _sync(cell: Cell, counts: list[int]) -> list[tuple]:
         choices = {"gradient": "one_batch", "micro": 16}
         one.append(("one device, one batch by 16", 1, choices))
     return one + [
-        (f"{n} devices x {cell.workers // n}", n, {"gradient": "of_mean"})
+        (f"{n} devices x {cell.workers // n}, {words}", n, {"gradient": gradient})
         for n in counts
+        for gradient, words in (
+            ("of_mean", "gradient of mean"),
+            ("one_batch", "one batch"),
+        )
     ]
 
 
