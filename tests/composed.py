@@ -1,0 +1,15 @@
+"""Configs as Hydra composes them from the shipped files, and what they build."""
+
+import hydra
+
+from parsgd import config
+
+
+def compose(*overrides, **options):
+    config.register()
+    with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides), **options)
+
+
+def build(*overrides, **options):
+    return config.build(compose(*overrides), **options)
