@@ -1,15 +1,17 @@
 """``parsgd list``: the choices of each config group, with their first line."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from parsgd.errors import UserError
 
 USAGE = """\
-usage: parsgd list [GROUP]
+usage: parsgd list [--config-dir DIR] [GROUP ...]
 
 Lists the choices of a group, or of all: GROUP=CHOICE selects one, as in
-`parsgd train strategy=local_sgd task=digits`.
+`parsgd train strategy=local_sgd task=digits`. With --config-dir, those in a folder of
+your own too.
 """
 
 
@@ -20,10 +22,16 @@ def show(arguments: list[str]) -> int:
         return 0
     from parsgd.config import conf_dir
 
+    folder, groups = config_dir(arguments)
     found = choices(conf_dir())
-    for group in arguments or found:
+    for group, names in choices(folder).items() if folder else ():
+        found[group] = dict(sorted((found.get(group, {}) | names).items()))
+    for group in groups:
+        if group.startswith("-"):
+            raise UserError(f"{group}: parsgd list has no such option, see --help")
         if group not in found:
             raise UserError(f"{group}: there is no such group: {', '.join(found)}")
+    for group in groups or found:
         print(f"{'+' if group == 'experiment' else ''}{group}=")
         width = max(map(len, found[group]))
         for name, text in found[group].items():
@@ -40,6 +48,53 @@ def choices(conf: Path) -> dict[str, dict[str, str]]:
         if group != ".":
             found.setdefault(group, {})[path.stem] = _first_comment(path)
     return found
+
+
+def config_dir(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Take ``--config-dir DIR`` out of a command line.
+
+    Returns:
+        The folder, or None; and the other arguments.
+
+    Raises:
+        UserError: There is no such folder, or it would be ignored in part.
+    """
+    folders, others = [], []
+    left = iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folders.append(value if equals else next(left, ""))
+        else:
+            others.append(argument)
+    if not folders:
+        return None, others
+    if len(folders) > 1:
+        raise UserError(
+            f"--config-dir is given {len(folders)} times ({', '.join(folders)}): put "
+            "the files into one folder"
+        )
+    folder = Path(folders[0])
+    if not folders[0] or not folder.is_dir():
+        raise UserError(
+            f"--config-dir {folders[0] or 'DIR'}: there is no such folder. It holds "
+            "choices of your own, laid out like conf/, such as strategy/NAME.yaml"
+        )
+    _refuse_hidden(folder)
+    return folder, others
+
+
+def _refuse_hidden(folder: Path) -> None:
+    """Of two files with one name Hydra would take the shipped one without a word."""
+    from parsgd.config import conf_dir
+
+    for path in sorted(folder.rglob("*.yaml")):
+        shipped = conf_dir() / path.relative_to(folder)
+        if shipped.is_file() and shipped.read_bytes() != path.read_bytes():
+            raise UserError(
+                f"{path} has the name of a shipped file, which would be taken in its "
+                "place: give yours another name"
+            )
 
 
 def _first_comment(path: Path) -> str:

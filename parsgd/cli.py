@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "debug=true" in rest:
             raise
-        return _explained(error)
+        return _explained(error, rest)
 
 
 def _command(name: str, rest: list[str]) -> int:
@@ -69,18 +69,12 @@ def _command(name: str, rest: list[str]) -> int:
     return getattr(commands, name)(rest)
 
 
-def _explained(error: Exception) -> int:
+def _explained(error: Exception, arguments: Sequence[str]) -> int:
     """Print a user's mistake as one message; show any other error as it is."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+    from parsgd.messages import explain, is_mistake
 
-    from parsgd.errors import UserError
-    from parsgd.messages import explain
-
-    if isinstance(error, UserError):
-        _complain(str(error))
-    elif isinstance(error, HydraException | OmegaConfBaseException):
-        _complain(explain(error))
+    if is_mistake(error):
+        _complain(explain(error, arguments))
     elif isinstance(error, OSError):
         _complain(f"{error.filename or 'system'}: {error.strerror or error}")
     else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from parsgd import config
+from parsgd.choices import config_dir
 from parsgd.errors import UserError
 from parsgd.targets import ALLOWED, named_packages
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from parsgd.job import Outcome
 
 TRAFFIC = """\
-usage: parsgd traffic [KEY=VALUE ...]
+usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 
 Counts what one worker sends in a round, from the program itself; nothing is trained.
+Takes one configuration, written as for `parsgd train`.
 
   parsgd traffic strategy=one_bit_sgd task=digits workers=8
   parsgd traffic strategy=local_sgd local_steps=4 task/model=mlp_258k workers=64
@@ -42,14 +44,16 @@ def train(arguments: list[str]) -> int:
         0, or 1 if the run failed or diverged, or 2 if it could not be as asked. A sweep
         ends in `parsgd.sweep.Sweep`, which knows all of its jobs.
     """
-    allowed = ALLOWED + named_packages(arguments, _config_dirs(arguments))
+    allowed = _allowed(arguments, config_dir(arguments)[0])
     codes = [0]
 
     def job(cfg: DictConfig) -> str:
         from parsgd.job import run_job
 
         hydra_config = HydraConfig.get()
-        overrides = list(hydra_config.overrides.task)
+        # As they were written: some refer to values that are no keys of Hydra's.
+        overrides = OmegaConf.to_container(hydra_config.overrides.task)
+        assert isinstance(overrides, list)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
         if sweeping:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
@@ -97,14 +101,8 @@ def _ending(outcome: "Outcome") -> str:
     return ": ".join(part for part in outcome[:2] if part)
 
 
-def _config_dirs(arguments: list[str]) -> list[str]:
-    """Values of ``--config-dir``, in both spellings."""
-    found = []
-    for at, argument in enumerate(arguments):
-        flag, _, value = argument.partition("=")
-        if flag in ("--config-dir", "-cd"):
-            found += [value] if value else arguments[at + 1 : at + 2]
-    return found
+def _allowed(arguments: list[str], folder: Path | None) -> tuple[str, ...]:
+    return ALLOWED + named_packages(arguments, [folder] if folder else [])
 
 
 def traffic(arguments: list[str]) -> int:
@@ -114,15 +112,20 @@ def traffic(arguments: list[str]) -> int:
         return 0
     from parsgd.traffic_table import show
 
-    folders = _config_dirs(arguments)
-    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
-    if folders:
-        paths = ",".join(f"file://{Path(folder).resolve()}" for folder in folders)
-        overrides.append(f"hydra.searchpath=[{paths}]")
+    folder, overrides = config_dir(arguments)
+    for argument in overrides:
+        if argument.startswith("-"):
+            raise UserError(
+                f"{argument}: parsgd traffic has no such option. It takes one "
+                "configuration: KEY=VALUE, ~KEY and --config-dir DIR"
+            )
+    if folder:
+        path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+        overrides.append(f"hydra.searchpath=['file://{path}']")
     config.register()
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
-    built = config.build(cfg, allowed=ALLOWED + named_packages(arguments, folders))
+    built = config.build(cfg, allowed=_allowed(arguments, folder))
     show(built)
     return 0
 

@@ -10,20 +10,23 @@ function's own signature. Two resolvers help:
     that fraction of the run's optimizer steps, as a whole number.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import optax
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from parsgd import scaling
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
+from parsgd.messages import explain, nearest
 from parsgd.plan import Plan, make_plan
-from parsgd.targets import ALLOWED, call
+from parsgd.targets import ALLOWED, call, no_target
 from parsgd.tasks import Task
 
 SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
@@ -117,6 +120,9 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     Args:
         cfg: As Hydra composed it.
         steps: Optimizer steps of the run; None leaves ``${steps:...}`` as they stand.
+
+    Raises:
+        UserError: A reference leads nowhere.
     """
     register()
     if steps is not None:
@@ -125,6 +131,8 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
         )
     try:
         plain = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
     finally:
         register()
     assert isinstance(plain, dict)
@@ -145,6 +153,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     first = resolved(cfg)
     if missing := sorted(OmegaConf.missing_keys(cfg)):
         raise UserError(f"{missing[0]} must be given, as in {missing[0]}=VALUE")
+    _check_keys(first)
     task = call(first["task"], "task", allowed=allowed)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
@@ -163,6 +172,30 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     return Built(config, task, strategy, arguments, facts, tuple(lines))
 
 
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """No key too many, which nothing would read, and none too few."""
+    for node, schema, prefix in (
+        (config, Config, ""),
+        (config.get("placement", {}), Placement, "placement."),
+    ):
+        known = [f.name for f in fields(schema) if f.name != "debug"]
+        if unknown := [key for key in node if key not in known]:
+            raise UserError(
+                f"{prefix}{unknown[0]}: there is no such key, nothing would read it."
+                f"{nearest(unknown[0], known)} There are {', '.join(known)}"
+            )
+        if missing := [key for key in known if key not in node]:
+            raise UserError(
+                f"{prefix}{missing[0]} has been deleted, but every run has one: leave "
+                f"out ~{prefix}{missing[0]}, or set it to null if it may be absent"
+            )
+    if config["train_examples"] < 1:
+        raise UserError(
+            f"train_examples={config['train_examples']}: must be 1 or more, to measure "
+            "the training loss of the readout"
+        )
+
+
 def _phases(value: Any) -> bool:
     return bool(value) and all(isinstance(item, Phase) for item in value)
 
@@ -178,10 +211,13 @@ def _optimizer(
 ) -> tuple[optax.GradientTransformation, Any, dict[str, Any], list[str]]:
     node = config["optimizer"]
     base = node.get("learning_rate")
-    if isinstance(base, bool) or not isinstance(base, int | float):
+    number = isinstance(base, int | float) and not isinstance(base, bool)
+    if "_target_" not in node:
+        raise UserError(no_target(node, "optimizer"))
+    if not (number and 0 <= base < math.inf):
         raise UserError(
-            f"optimizer.learning_rate={base}: give the base rate as a number; scaling "
-            "and schedule change it"
+            f"optimizer.learning_rate={base}: give the base rate as a number, 0 or "
+            "more; scaling and schedule change it"
         )
     rule = call(config["scaling"], "scaling", allowed=allowed)
     if not isinstance(rule, scaling.Scaling):
@@ -191,7 +227,7 @@ def _optimizer(
     warmup = round(rule.warmup_epochs * plan.order.steps_per_epoch)
     schedule = None
     if config["schedule"] is not None:
-        schedule = call(config["schedule"], "schedule", allowed=allowed)
+        schedule = _schedule(config["schedule"], allowed)
     rate = scaling.learning_rate(base, factor, warmup_steps=warmup, schedule=schedule)
     optimizer = call(
         {k: v for k, v in node.items() if k != "learning_rate"} | others,
@@ -209,6 +245,18 @@ def _optimizer(
         "reference_batch": rule.reference_batch,
     } | {f"scaled_{name}": value for name, value in others.items()}
     return optimizer, rate, facts, _describe(rule, batch, base, factor, others, warmup)
+
+
+def _schedule(node: Mapping[str, Any], allowed: Sequence[str]) -> Any:
+    for name in ("decay_steps", "transition_steps"):
+        steps = node.get(name, 1)
+        # Of optax's schedules some would stay constant, without a word.
+        if isinstance(steps, int | float) and not steps >= 1:
+            raise UserError(
+                f"schedule.{name}={steps}: must be 1 or more; ${{steps:1.0}} is the "
+                "whole run"
+            )
+    return call(node, "schedule", allowed=allowed)
 
 
 def _describe(rule, batch, base, factor, others, warmup) -> list[str]:

@@ -150,11 +150,21 @@ def _train(built: Built, folder: Path, display: Display) -> tuple[Outcome, dict]
 def _as_stored(cfg: DictConfig) -> dict[str, Any]:
     try:
         return resolved(cfg)
+    except UserError:
+        # It fails again when the job is built, and that is reported. What leads nowhere
+        # is stored as it was written.
+        return {str(key): _as_written(cfg, key) for key in cfg if key != "debug"}
+
+
+def _as_written(cfg: DictConfig, key: Any) -> Any:
+    try:
+        value = cfg[key]
+        resolve = OmegaConf.is_config(value)
+        return OmegaConf.to_container(value, resolve=True) if resolve else value
     except OmegaConfBaseException:
-        # It fails again when the job is built, and that is reported.
-        plain = OmegaConf.to_container(cfg)
-        assert isinstance(plain, dict)
-        return {str(key): value for key, value in plain.items()}
+        raw = OmegaConf.to_container(cfg)
+        assert isinstance(raw, dict)
+        return raw[key]
 
 
 def _settled(folder: Path, config: dict[str, Any]) -> str | None:

@@ -4,16 +4,38 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import (
     ConfigCompositionException,
+    HydraException,
     MissingConfigException,
     OverrideParseException,
 )
 from omegaconf.errors import OmegaConfBaseException
 
+from parsgd.errors import UserError
 
-def explain(error: BaseException) -> str:
-    """One message for an error that a user can mend: what, why, what to do."""
+_NO_CHOICE = "Config group override must be a string"
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether `explain` has words for it: a user's mistake, not a fault."""
+    known = UserError | HydraException | OmegaConfBaseException
+    return isinstance(error, known) or str(error).startswith(_NO_CHOICE)
+
+
+def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
+    """One message for an error that a user can mend: what, why, what to do.
+
+    Args:
+        error: For which `is_mistake` holds.
+        arguments: The command line, where it may help to say which one is meant.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    if str(error).startswith(_NO_CHOICE):
+        return _no_choice(arguments)
     if isinstance(error, MissingConfigException):
         return _missing(error)
     if isinstance(error, OverrideParseException):
@@ -26,9 +48,16 @@ def explain(error: BaseException) -> str:
         return f"{match[1]} exists already: leave out the + before it"
     if match := re.match(r"Ambiguous value for argument '(.+)'", text):
         return (
-            f"{match[1]} gives several values: add -m to sweep over them, or write "
-            "[a,b] for one value that is a list"
+            f"{match[1]} gives several values: `parsgd train -m` sweeps over them, and "
+            "[a,b] is one value that is a list"
         )
+    if match := re.match(r"Could not delete from config\. '(.+)' does not", text):
+        return (
+            f"~{match[1]}: there is nothing to delete: either there is no such key, or "
+            f"it is null already. Leave it out, or give a value with {match[1]}=VALUE"
+        )
+    if match := re.match(r"In '(.+)': \w+ raised while composing config", text):
+        return _in_file(match[1], error)
     if match := re.match(r"Could not override '(.+?)'\.? ?(.*)", text):
         return _not_overridable(match[1], error.__cause__)
     cause = error.__cause__
@@ -63,18 +92,50 @@ def _missing(error: MissingConfigException) -> str:
 
 
 def _not_overridable(key: str, cause: BaseException | None) -> str:
-    parent, _, name = key.rpartition(".")
     if not isinstance(cause, OmegaConfBaseException):
         return (
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."
         )
-    if "is not in struct" not in str(cause) and "not in" not in str(cause):
+    if "not in" not in str(cause):
         return f"{key}: {_first_line(cause)}"
+    # Of a.b.c it may be b that is missing.
+    key = cause.full_key or key
+    parent, _, name = key.rpartition(".")
     keys = _siblings(cause)
     where = f" in {parent}" if parent else ""
-    listed = f" It has {', '.join(keys)}." if keys else ""
+    there = "It has" if parent else "There are"
+    listed = f" {there} {', '.join(keys)}." if keys else ""
     text = f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
     return f"{text} (+{key}=... hands it on all the same)" if parent else text
+
+
+def _no_choice(arguments: Sequence[str]) -> str:
+    from parsgd.choices import choices
+    from parsgd.config import conf_dir
+
+    groups = choices(conf_dir())
+    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
+    for given in OverridesParser.create().parse_overrides(overrides):
+        value, group = given.value(), given.key_or_group
+        values = value.list if isinstance(value, ChoiceSweep) else [value]
+        if not group:
+            return f"{given.input_line}: there is no key before the = sign"
+        if group in groups and not all(isinstance(v, str | list) for v in values):
+            names = ", ".join(groups[group])
+            return f"{given.input_line}: {group} takes the name of a choice: {names}"
+    return "a group takes the name of one of its choices; `parsgd list` shows them"
+
+
+def _in_file(file: str, error: BaseException) -> str:
+    text = [line.strip() for line in str(error).splitlines()][1]
+    match = re.match(r"Key '(.+)' not in 'Config'", text)
+    if match and match[1] == file.partition("/")[0]:
+        return (
+            f"{file}.yaml does not begin with `# @package _global_`, so that all its "
+            f"keys went below {match[1]}, where nothing reads them. Make that comment "
+            "the very first line of the file, before any other comment"
+        )
+    return f"{file}.yaml: {text}"
 
 
 def _siblings(cause: OmegaConfBaseException) -> Sequence[str]:

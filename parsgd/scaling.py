@@ -163,9 +163,9 @@ def _scaling(rule, reference_batch, power, warmup_epochs, adam=False) -> Scaling
             f"scaling={rule} needs scaling.reference_batch: the global batch that the "
             "base learning rate was tuned for"
         )
-    if reference_batch < 1:
+    if not 1 <= reference_batch < math.inf:
         raise UserError(f"scaling.reference_batch={reference_batch}: must be 1 or more")
-    if warmup_epochs < 0:
+    if not 0 <= warmup_epochs < math.inf:
         raise UserError(f"scaling.warmup_epochs={warmup_epochs}: must be 0 or more")
     return Scaling(rule, reference_batch, power, warmup_epochs, adam)
 

@@ -10,7 +10,8 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
@@ -58,18 +59,17 @@ def call(
         UserError: The call is not allowed, does not exist, or does not take these
             arguments or values.
     """
-    if "_target_" not in node:
-        raise UserError(
-            f"{key} has no _target_: it must name the function to call, as the files "
-            f"in conf/{key} do"
-        )
-    for place, target in _targets(node, key):
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise UserError(no_target(node, key))
+    for place, inner in _calls(node, key):
+        target = inner["_target_"]
         if not isinstance(target, str) or target.partition(".")[0] not in allowed:
             raise UserError(
                 f"{place}._target_={target} is not called: only functions of "
                 f"{', '.join(allowed)} are, and those that you name yourself, on the "
                 "command line or in a folder given by --config-dir"
             )
+        _check_types(place, inner)
     try:
         return instantiate(node, _convert_="all", _partial_=True)(*args, **late)
     except InstantiationException as error:
@@ -78,16 +78,64 @@ def call(
         raise _explain(node, key, error) from error
 
 
-def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Every ``_target_`` in a config, with the place where it stands."""
+def no_target(node: Any, key: str) -> str:
+    """What to say of a node that is no call."""
+    if isinstance(node, Mapping) and key in node:
+        return (
+            f"{key}: the chosen file does not begin with `# @package _global_`, so "
+            f"that all its keys went below {key}, to {key}.{key} and others. Make that "
+            "comment the very first line of the file, before any other comment"
+        )
+    return (
+        f"{key} has no _target_: it must name the function to call, as the files "
+        f"in conf/{key} do"
+    )
+
+
+def _calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every node with a ``_target_`` in a config, with the place where it stands."""
     if isinstance(node, Mapping):
         if "_target_" in node:
-            yield key, node["_target_"]
+            yield key, node
         for name, value in node.items():
-            yield from _targets(value, f"{key}.{name}")
+            yield from _calls(value, f"{key}.{name}")
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
-            yield from _targets(value, f"{key}[{i}]")
+            yield from _calls(value, f"{key}[{i}]")
+
+
+def _check_types(place: str, node: Mapping[str, Any]) -> None:
+    """Refuse words where the function declares numbers or a list.
+
+    They would pass through many functions and fail at last where no key is known.
+    """
+    target = node["_target_"]
+    try:
+        signature = inspect.signature(get_object(target), eval_str=True)
+    except Exception:
+        return  # it cannot be imported or has no signature: the call itself will tell
+    for name, value in node.items():
+        parameter = signature.parameters.get(name)
+        if isinstance(value, str) and parameter is not None:
+            wanted = _instead_of_words(parameter.annotation)
+            if wanted:
+                raise UserError(f"{place}.{name}={value}: {target} takes {wanted}")
+
+
+def _instead_of_words(annotation: Any) -> str | None:
+    """What a parameter takes in words, or None where it may take a string."""
+    union = get_origin(annotation) in (Union, UnionType)
+    kinds = {
+        get_origin(a) or a for a in (get_args(annotation) if union else [annotation])
+    }
+    words = kinds & {str, object, Any, Path}
+    if words or not all(isinstance(kind, type) for kind in kinds):
+        return None
+    if kinds & {int, float}:
+        return "a number"
+    if bool in kinds:
+        return "true or false"
+    return "a list, such as [1,2]" if kinds & {list, tuple, Sequence} else None
 
 
 def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:

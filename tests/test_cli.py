@@ -109,6 +109,75 @@ def test_list_shows_the_choices(command):
     assert command("list", "nothing")[0] == 2
 
 
+@pytest.fixture
+def own_choice(tmp_path):
+    """Writes a file into a folder for --config-dir."""
+
+    def write(name, *lines):
+        path = tmp_path / "own" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+
+    return write
+
+
+HEADER = "# @package _global_"
+ONE_BIT = (
+    "local_steps: 1",
+    "strategy:",
+    "  _target_: parsgd.data_parallel",
+    "  reducer:",
+    "    _target_: parsgd.error_feedback",
+    "    compressor: {_target_: parsgd.one_bit}",
+)
+
+
+def test_list_shows_the_users_own_choices(command, own_choice):
+    own_choice("strategy/mine", HEADER, "# My own.", *ONE_BIT)
+    code, out, _ = command("list", "--config-dir", "own", "strategy")
+    assert code == 0
+    assert re.search(r"^  local_sgd .*\n  mine +My own\.$", out, re.MULTILINE)
+    assert "mine" not in command("list", "strategy")[1]
+
+
+def test_a_reducer_is_composed_in_the_users_own_file(command, own_choice, tmp_path):
+    own_choice("strategy/mine", HEADER, *ONE_BIT)
+    sizes = ("workers=2", "samples=320", "evaluations=2")
+    runs = {}
+    for name, own in (("mine", ["--config-dir", "own"]), ("one_bit_sgd", [])):
+        asked = ("train", *own, f"strategy={name}", *sizes, f"hydra.run.dir={name}")
+        code, _, err = command(*asked)
+        assert code == 0, err
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        runs[name] = [json.loads(line) | {"seconds": None} for line in lines]
+    assert len(runs["mine"]) == 3
+    assert runs["mine"][-1]["bytes"] > 0
+    assert runs["mine"] == runs["one_bit_sgd"]
+
+
+@pytest.mark.parametrize("lines", [ONE_BIT, ("# My own.", HEADER, *ONE_BIT)])
+@pytest.mark.parametrize("name", ["train", "traffic"])
+def test_a_missing_or_late_package_comment_is_explained(
+    command, own_choice, name, lines
+):
+    own_choice("strategy/mine", *lines)
+    code, _, err = command(name, "--config-dir", "own", "strategy=mine")
+    assert code == 2
+    assert "does not begin with `# @package _global_`" in err
+    assert "the very first line of the file" in err
+    own_choice("experiment/mine", "# My own.", HEADER, "epochs: 1")
+    code, _, err = command(name, "--config-dir", "own", "+experiment=mine")
+    assert code == 2
+    assert "experiment/mine.yaml does not begin with `# @package _global_`" in err
+
+
+def test_a_file_with_the_name_of_a_shipped_one_is_refused(command, own_choice):
+    own_choice("strategy/local_sgd", HEADER, *ONE_BIT)
+    code, _, err = command("traffic", "--config-dir", "own", "strategy=local_sgd")
+    assert code == 2
+    assert "local_sgd.yaml has the name of a shipped file" in err
+
+
 def test_report_complains_about_folders_without_jobs(command, tmp_path):
     assert command("report")[0] == 2
     code, _, err = command("report", "nowhere")

@@ -1,0 +1,185 @@
+# ruff: noqa: F811  (pytest finds imported fixtures by their name)
+"""What a user gets wrong: one message that names it, exit code 2, and no traceback."""
+
+import json
+
+import pytest
+from command_line import command  # noqa: F401
+from composed import build, compose
+from hydra.errors import HydraException
+
+from parsgd import UserError
+from parsgd.messages import explain
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["+strategy.momentum=keep"], "parsgd.sync_sgd has no such argument"),
+        (
+            ["strategy=local_sgd", "strategy.momentum=foo"],
+            "choose one of keep, average, reset",
+        ),
+        (
+            ["task.model._target_=parsgd.models.Foo"],
+            "task.model._target_=parsgd.models",
+        ),
+        (["task.model.features=[0]"], "features=0"),
+        (
+            ["~task", "+task={_target_:parsgd.all_reduce}"],
+            "must return a parsgd.Task",
+        ),
+        (["optimizer.learning_rate=fast"], "optimizer.learning_rate=fast"),
+        (["task=npz"], "task.path must be given"),
+        (["placement.devices=two"], "placement.devices=two"),
+    ],
+)
+def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
+    with pytest.raises(UserError) as error:
+        build(*overrides)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        (["strategy=bmfu"], "Choose one of block_momentum, diloco, local_sgd"),
+        (["strategy=block_momentm"], "Did you mean block_momentum?"),
+        (["wokers=3"], "wokers: there is no key 'wokers'. Did you mean workers?"),
+        (["optimizer.momentun=0.9"], "Did you mean momentum?"),
+        (["workers=two"], "workers=two"),
+        (["workers=1,2"], "`parsgd train -m` sweeps over them"),
+        (["+workers=3"], "leave out the +"),
+        (["+experiment=nope"], "Choose one of demo, fashion_mnist"),
+        (["foo.bar=1"], "foo: there is no key 'foo'. There are check_replicas"),
+        (
+            ["~task/model", "task.model.features=[1]"],
+            "task.model: there is no key 'model' in task. It has l2, split_seed",
+        ),
+        (["~optimizer.momentum"], "either there is no such key, or it is null"),
+        (["~frob"], "~frob: there is nothing to delete"),
+        (["a b"], "cannot read the argument 'a b'"),
+    ],
+)
+def test_J4_wrong_overrides_name_the_key_and_the_choices(overrides, expected):
+    with pytest.raises(HydraException) as error:
+        compose(*overrides)
+    assert expected in explain(error.value)
+
+
+# The command.
+
+DEVICES = ("workers=3", "placement=shard_map", "placement.devices=2")
+LINEAR, COSINE = "scaling=linear", "schedule=cosine"
+SWITCH = "strategy=post_local_sgd"
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (DEVICES, "use workers=2 or 4, or placement.devices=1"),
+        (["placement.devices=[1,1]"], "names each device once"),
+        (["placement.devices=99"], "99 devices"),
+        (["task=csv", "task.path=nowhere.csv"], "there is no file"),
+        (["task=fashion_mnist", "task.data_dir=nowhere"], "data_dir=nowhere"),
+        (["target_accuracy=1.5"], "target_accuracy=1.5"),
+        (["target_accuracy=nan"], "target_accuracy=nan"),
+        (["worker_batch=4", "global_batch=8"], "exactly one batch size"),
+        (["tail=keep"], "choose 'drop' or 'weight'"),
+        (["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan"),
+        (["optimizer.learning_rate=-0.1"], "as a number, 0 or more"),
+        (["optimizer.learning_rate=abc"], "optimizer.learning_rate=abc"),
+        (["optimizer.momentum=abc"], "optax.sgd takes a number"),
+        (["optimizer.nesterov=abc"], "optax.sgd takes true or false"),
+        (["schedule=step", "schedule.boundaries=abc"], "takes a list"),
+        (["workers=0"], "workers=0: it must be at least 1"),
+        (["workers=1.5"], "workers=1.5"),
+        (["seed=-1"], "seed=-1"),
+        (["strategy=bmfu"], "Choose one of"),
+        (["strategy=local_sgd", "strategy.momentm=keep"], "Did you mean momentum?"),
+        (["+foo=1"], "foo: there is no such key, nothing would read it"),
+        (["+placement.foo=1"], "placement.foo: there is no such key"),
+        (["~seed"], "seed has been deleted"),
+        (["~optimizer"], "optimizer has no _target_"),
+        (["train_examples=0"], "train_examples=0"),
+        (["task.model.features=[0]"], "features=0"),
+        (["schedule=null"], "schedule takes the name of a choice: constant, cosine"),
+        (["=3"], "no key before the ="),
+        ([LINEAR, "scaling.reference_batch=0"], "scaling.reference_batch=0"),
+        ([LINEAR, "scaling.reference_batch=nan"], "scaling.reference_batch=nan"),
+        ([LINEAR, "scaling.warmup_epochs=nan"], "scaling.warmup_epochs=nan"),
+        ([COSINE, "schedule.decay_steps=0"], "schedule.decay_steps=0: must be 1"),
+        (["schedule=linear", "schedule.transition_steps=0"], "transition_steps=0"),
+        ([SWITCH, "strategy.switch_step=${foo}"], "switch_step: Interpolation key"),
+        ([SWITCH, "strategy.switch_step=${steps:abc}"], "'abc'"),
+        (["hydra.run.dir=a_file"], "choose another folder with hydra.run.dir=DIR"),
+        (["hydra.run.dir=a_file/run"], "a_file/run cannot be written"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere: there is no such folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_J4_train_says_what_is_wrong(command, tmp_path, arguments, expected):
+    (tmp_path / "a_file").touch()
+    code, out, err = command("train", *arguments)
+    assert code == 2, err
+    assert expected in err
+    assert len(err.splitlines()) == 1
+    assert "Traceback" not in out + err
+
+
+def test_J4_a_run_that_was_refused_can_be_repeated_in_its_folder(command, tmp_path):
+    where = ("hydra.run.dir=run", "samples=64", "evaluations=1")
+    assert command("train", "workers=0", *where)[0] == 2
+    result = tmp_path / "run/result.json"
+    assert json.loads(result.read_text())["status"] == "failed"
+    assert command("train", *where)[0] == 0
+    assert json.loads(result.read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--frob"], "--frob: parsgd traffic has no such option"),
+        (["-m", "workers=1,2"], "takes one configuration"),
+        (["--cfg", "job"], "--cfg"),
+        (["workers=1,2"], "`parsgd train -m` sweeps"),
+        (["stray"], "cannot read the argument 'stray'"),
+        (["~frob"], "~frob"),
+        (["+frob=1"], "frob: there is no such key"),
+        (["~optimizer"], "optimizer has no _target_"),
+        (["--config-dir"], "--config-dir DIR"),
+        (["--config-dir=nowhere"], "there is no such folder"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_traffic_ignores_nothing(command, arguments, expected):
+    code, out, err = command("traffic", *arguments)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert len(err.splitlines()) == 1
+
+
+def test_traffic_honours_deletions(command):
+    wide = ("traffic", "workers=2", "task.model.features=[7]")
+    code, out, _ = command(*wide)
+    assert code == 0
+    assert "[64, 7]" in out
+    # Without it the task has its own model.
+    code, out, _ = command(*wide, "~task.model")
+    assert code == 0
+    assert "[64, 64]" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--frob"], "no such option"),
+        (["frob"], "no such group"),
+        (["--config-dir", "nowhere"], "there is no such folder"),
+        (["--config-dir=a", "--config-dir=b"], "given 2 times"),
+    ],
+)
+def test_list_says_what_is_wrong(command, arguments, expected):
+    code, out, err = command("list", *arguments)
+    assert (code, out) == (2, "")
+    assert expected in err
