@@ -8,8 +8,10 @@ Hydra turns exceptions of callbacks into warnings, so what must stop the command
 as ``SystemExit``.
 """
 
+import errno
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,13 @@ import yaml
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
 from parsgd.errors import UserError
-from parsgd.messages import explain
+from parsgd.messages import explain, is_mistake
 from parsgd.placement import want_cpu_devices
 
 
@@ -46,11 +46,17 @@ class Sweep(Callback):
         if self._dry_run:
             _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
             raise SystemExit(0)
+        try:
+            _make_folder(Path(config.hydra.run.dir), "hydra.run.dir")
+        except UserError as error:
+            print(f"parsgd: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
         make_devices([config.placement.devices])
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Count, check and maybe list the jobs; make the devices they need."""
         del kwargs
+        jobs: list[list[str]] | None = []
         try:
             jobs = sweep_jobs(config)
             if jobs is None:
@@ -62,11 +68,15 @@ class Sweep(Callback):
                 _compose_all(config, jobs)
                 _list_jobs(jobs)
                 raise SystemExit(0)
+            _make_folder(folder, "hydra.sweep.dir")
             print(f"{_count(len(jobs), 'job')} in {folder}", flush=True)
             values = [_override(job, "placement.devices") for job in jobs]
             make_devices([config.placement.devices, *values])
-        except (UserError, HydraException, OmegaConfBaseException) as error:
-            print(f"parsgd: {explain(error)}", file=sys.stderr)
+        except Exception as error:
+            if not is_mistake(error):
+                raise
+            overrides = [override for job in jobs or () for override in job]
+            print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
             raise SystemExit(2) from error
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -76,6 +86,16 @@ class Sweep(Callback):
             bad = show_report([Path(config.hydra.sweep.dir)])
         except UserError as error:
             print(f"parsgd: {error}", file=sys.stderr)
+            raise SystemExit(1) from error
+        except Exception as error:
+            # Hydra would warn and end with 0.
+            if config.get("debug"):
+                traceback.print_exc()
+            print(
+                f"parsgd: the report failed: {type(error).__name__}: {error}\n"
+                f"The jobs' results are in {config.hydra.sweep.dir}",
+                file=sys.stderr,
+            )
             raise SystemExit(1) from error
         if bad:
             raise SystemExit(1)
@@ -164,6 +184,19 @@ def _override(job: Sequence[str], key: str) -> Any:
             value = override.value()
             return value if not isinstance(value, float) else None
     return None
+
+
+def _make_folder(folder: Path, key: str) -> None:
+    """Find out before the work whether its results can be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): choose another folder "
+            f"with {key}=DIR"
+        ) from error
 
 
 def _refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:

@@ -84,6 +84,39 @@ def test_J1_a_diverged_job_is_a_row(command, no_drawing, tmp_path):
     assert "2 of 3 jobs completed" in out
 
 
+def test_J1_a_reference_that_leads_nowhere_fails_its_job_alone(command, tmp_path):
+    switch = "strategy.switch_step=${nothing},1"
+    code, out, _ = command(*SWEEP, "strategy=post_local_sgd", switch)
+    assert code == 1
+    assert status(tmp_path) == {0: "failed", 1: "completed"}
+    assert "1 of 2 jobs completed" in out
+
+
+def test_a_report_that_fails_is_no_success(command, monkeypatch):
+    def build(*_):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(parsgd.report, "build", build)
+    code, _, err = command(*SWEEP, "workers=1")
+    assert code == 1
+    assert "the report failed: RuntimeError: no ink" in err
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["hydra.sweep.dir=a_file/x"], "choose another folder with hydra.sweep.dir"),
+        (["schedule=null,cosine"], "schedule takes the name of a choice"),
+        (["schedule=null,cosine", "--dry-run"], "schedule takes the name of a choice"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_whole(command, tmp_path, arguments, expected):
+    (tmp_path / "a_file").touch()
+    code, _, err = command("train", "-m", "workers=1,2", *arguments)
+    assert code == 2
+    assert expected in err
+
+
 def test_J12_a_folder_of_another_sweep_is_refused(command, no_drawing, tmp_path):
     assert command(*SWEEP, "workers=1,2")[0] == 0
     code, _, err = command(*SWEEP, "workers=2,1")
