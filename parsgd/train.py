@@ -141,7 +141,12 @@ def fit(
         micro_batches=micro_batches,
     )
     schedule = phases(strategy)
-    _check(plan, schedule, rounds, evaluations, target_accuracy, max_bad_rounds)
+    counts = {
+        "evaluations": evaluations,
+        "max_bad_rounds": max_bad_rounds,
+        "train_examples": train_examples,
+    }
+    _check(plan, schedule, rounds, counts, target_accuracy)
     engine = Engine(
         task,
         schedule,
@@ -178,6 +183,7 @@ def fit(
             summary["stopped"] = "target_accuracy"
             break
 
+    meter.finish()
     readout, model_state = evaluate.model
     summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
     status = "diverged" if meter.diverged else "completed"
@@ -279,6 +285,11 @@ class Meter:
                 )
                 return
 
+    def finish(self) -> None:
+        """A run that ends on a loss that is not finite has diverged too."""
+        if self._bad and not self.diverged:
+            self.diverged = f"training loss not finite in the last {self._bad} round(s)"
+
     def progress(self) -> Record:
         """Where the run is, between evaluations."""
         return {
@@ -348,14 +359,10 @@ def _check(
     plan: Plan,
     schedule: Sequence[Phase],
     rounds: int | None,
-    evaluations: int,
+    counts: dict[str, int],
     target_accuracy: float | None,
-    max_bad_rounds: int,
 ) -> None:
-    for name, value in (
-        ("evaluations", evaluations),
-        ("max_bad_rounds", max_bad_rounds),
-    ):
+    for name, value in counts.items():
         if value < 1:
             raise UserError(f"{name}={value}: must be 1 or more")
     if target_accuracy is not None and not 0 <= target_accuracy <= 1:

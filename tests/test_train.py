@@ -206,6 +206,13 @@ def test_G4_divergence_is_a_result():
     assert run.history[-1]["round"] < 30 * 2
 
 
+def test_G4_a_short_run_that_ends_on_nan_has_diverged():
+    run = parsgd.fit(
+        tiny(), parsgd.sync_sgd(optax.sgd(float("nan"))), worker_batch=4, rounds=2
+    )
+    assert run.status == "diverged" and "last 1 round" in run.reason
+
+
 def test_target_accuracy_stops_early():
     run = parsgd.fit(
         parsgd.digits(), parsgd.sync_sgd(optax.sgd(0.1, 0.9)), workers=2,
@@ -261,6 +268,7 @@ def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
         ({"worker_batch": 4, "micro_batches": 3}, "does not divide"),
         ({"worker_batch": 4, "target_accuracy": 90}, "between 0 and 1"),
         ({"worker_batch": 4, "evaluations": 0}, "evaluations=0"),
+        ({"worker_batch": 4, "train_examples": 0}, "train_examples=0"),
         ({"worker_batch": 4, "tail": "keep"}, "'drop' or 'weight'"),
         ({"worker_batch": 4, "seed": -1}, "seed=-1"),
     ],
