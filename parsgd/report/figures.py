@@ -73,7 +73,8 @@ def convergence(part: Part) -> Figure | None:
             axes.set_xticks([])
             axes.text(0.5, 0.5, "one worker sends nothing", transform=axes.transAxes)
         unit = "B" if axis.key == "bytes" else ""
-        axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
+        if axis.key != "seconds":  # "5m" would read as minutes
+            axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
         if part.measure == "test_accuracy":
             axes.set_ylim(accuracy_range(entries, part.target.value))
     total = len(curves_of(part.entries))

@@ -130,7 +130,7 @@ def _text(row: dict, name: str, unit: str) -> str:
     if name == "accuracy" and value is not None:
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
     if name == "seconds_to_target" and value is not None:
-        form = ".2f" if value < 100 else ".0f"
+        form = ".4f" if value < 1 else ".2f" if value < 100 else ".0f"
         return plus_minus(value, row["seconds_to_target_sem"], form)
     if unit == "B":
         return size(value)
