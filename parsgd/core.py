@@ -111,6 +111,9 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     starts = [phase.start for phase in ordered]
     if not starts or starts[0] != 0 or len({*starts}) < len(starts):
         raise ValueError(f"phases must start at 0 and at different steps, got {starts}")
+    for phase in ordered:
+        if phase.local_steps is not None and phase.local_steps < 1:
+            raise ValueError(f"local_steps={phase.local_steps} of a phase: 1 or more")
     return ordered
 
 

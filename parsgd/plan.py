@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from parsgd.core import Phase
 from parsgd.data.order import Order, Tail
 from parsgd.errors import UserError
@@ -94,9 +96,20 @@ def make_plan(
     Raises:
         UserError: Sizes that contradict each other or do not fit the data.
     """
-    whole = {"workers": workers, "local_steps": local_steps, "seed": seed}
+    whole = {
+        "workers": workers,
+        "local_steps": local_steps,
+        "seed": seed,
+        "worker_batch": worker_batch,
+        "global_batch": global_batch,
+        "samples": samples,
+        "rounds": rounds,
+        "micro_batches": micro_batches,
+    }
     for name, value in whole.items():
-        if not isinstance(value, int) or isinstance(value, bool):
+        if value is None:
+            continue
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be a whole number")
     if local_steps < 1:
         raise UserError(f"local_steps={local_steps}: must be 1 or more")
@@ -186,7 +199,8 @@ def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
     out = []
     starts = [min(phase.start, plan.steps) for phase in phases] + [plan.steps]
     for i, phase in enumerate(phases):
-        h = phase.local_steps or plan.local_steps
+        own = phase.local_steps
+        h = plan.local_steps if own is None else own
         full, rest = divmod(starts[i + 1] - starts[i], h)
         out += [Segment(i, h, full)] * (full > 0) + [Segment(i, rest, 1)] * (rest > 0)
     return out

@@ -108,3 +108,11 @@ def test_alone_nothing_is_sent():
 def test_permute_refuses(pairs, message):
     with pytest.raises(ValueError, match=message):
         over(lambda x: comm.permute(x, pairs), ("vmap", 1, 4), np.zeros((4, 1)))
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 7, 13, 15, 33])
+def test_mean_of_equal_halves_is_themselves(lanes):
+    """1/L has no exact bfloat16: the sum is scaled in float32."""
+    x = np.linspace(1, 1.99, 128).astype(jnp.bfloat16)
+    got = over(comm.mean, ("vmap", 1, lanes), np.tile(x, (lanes, 1)))
+    np.testing.assert_array_equal(got, np.tile(x, (lanes, 1)))

@@ -282,6 +282,11 @@ def test_B10_residual_of_another_model_is_refused():
         (lambda: parsgd.block_momentum(optax.sgd(1), gain="kaldi"), "fairseq"),
         (lambda: parsgd.one_bit(levels="row"), "column"),
         (lambda: parsgd.post_local_sgd(optax.sgd(1), switch_step=-1), "switch_step=-1"),
+        (lambda: parsgd.one_bit_sgd(optax.sgd(1), start_step=-5), "start_step=-5"),
+        (
+            lambda: phases((parsgd.Phase(0, parsgd.single(optax.sgd(1)), 0),)),
+            "local_steps=0",
+        ),
         (lambda: phases((parsgd.Phase(3, parsgd.single(optax.sgd(1))),)), "start at 0"),
     ],
 )

@@ -265,6 +265,8 @@ def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
             "communicates in every step.*local_sgd",
         ),
         ({"worker_batch": 4, "workers": 2.0}, "workers=2.0"),
+        ({"worker_batch": 4.0}, "worker_batch=4.0"),
+        ({"worker_batch": 4, "epochs": None, "rounds": 2.5}, "rounds=2.5"),
         ({"worker_batch": 4, "micro_batches": 3}, "does not divide"),
         ({"worker_batch": 4, "target_accuracy": 90}, "between 0 and 1"),
         ({"worker_batch": 4, "evaluations": 0}, "evaluations=0"),

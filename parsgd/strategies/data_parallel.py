@@ -93,7 +93,9 @@ def one_bit_sgd(
     """
     reducer = error_feedback(one_bit(levels=levels))
     quantised = data_parallel(optimizer, reducer=reducer)
-    if start_step <= 0:
+    if start_step < 0:
+        raise ValueError(f"start_step={start_step}: must be 0 or more")
+    if start_step == 0:
         return quantised
     dense = data_parallel(optimizer, reducer=idle(reducer))
     return (Phase(0, dense._replace(mean_gradient=True)), Phase(start_step, quantised))
