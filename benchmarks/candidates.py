@@ -10,7 +10,7 @@ from benchmarks.measure import Candidate, repeated
 BATCH = 32
 LOCAL_STEPS = 8
 LR = 0.01
-STEPS = 64  # local steps of a dispatch: its overhead is far below a percent
+SAMPLES = 16_384  # of a dispatch, at most 64 steps: its overhead is below a percent
 ALGORITHMS = ("sync", "local", "diloco_sgd", "diloco_adamw")
 MODELS = ("mlp_258k", "mlp_6m9", "cnn")
 
@@ -44,7 +44,7 @@ def handwritten(cell: Cell, *, seconds: float, counts=(2, 4, 8)) -> list[Candida
     made = []
     for (name, devices, choices), form in itertools.product(variants, forms):
         name += f", {form}" if cell.model == "cnn" else ""
-        setup = partial(start, cell, form, devices, choices, seconds, STEPS)
+        setup = partial(start, cell, form, devices, choices, seconds, _steps(cell))
         made.append(Candidate(name, setup, devices))
     if cell.model == "cnn" and cell.algorithm == "sync":
         # lax.conv is slow inside a loop: one dispatch is one step.
@@ -61,6 +61,11 @@ def peers(cell: Cell, *, seconds: float) -> list[Candidate]:
     size = {"workers": 2, "batch": BATCH, "lr": LR, "seconds": seconds}
     setup = partial(torch_ddp.start, cell.model, cell.dropout, **size)
     return [Candidate("PyTorch DDP, 2 processes", setup, 0)]
+
+
+def _steps(cell: Cell) -> int:
+    """Steps of a dispatch: at least one round."""
+    return max(LOCAL_STEPS, min(64, SAMPLES // (cell.workers * BATCH)))
 
 
 def _sync(cell: Cell, counts: list[int]) -> list[tuple]:

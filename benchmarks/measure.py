@@ -113,18 +113,23 @@ def compare(
       patience: how often a window that other programs disturbed is taken again.
     """
     processes = {n: _Process(n) for n in {c.devices for c in candidates}}
-    errors = {
-        c.name: processes[c.devices].ask("setup", c.name, c.setup) for c in candidates
-    }
-    windows = {c.name: [] for c in candidates if errors[c.name] is None}
-    running = [c for c in candidates if c.name in windows]
-    for repeat in range(repeats):
-        # Alternate the direction: no candidate always runs after the same one.
-        for candidate in running if repeat % 2 == 0 else reversed(running):
-            process = processes[candidate.devices]
-            windows[candidate.name].append(_window(process, candidate.name, patience))
-    for process in processes.values():
-        process.close()
+    try:
+        errors = {
+            c.name: processes[c.devices].ask("setup", c.name, c.setup)
+            for c in candidates
+        }
+        windows = {c.name: [] for c in candidates if errors[c.name] is None}
+        running = [c for c in candidates if c.name in windows]
+        for repeat in range(repeats):
+            # Alternate the direction: no candidate always runs after the same one.
+            for candidate in running if repeat % 2 == 0 else reversed(running):
+                process = processes[candidate.devices]
+                windows[candidate.name].append(
+                    _window(process, candidate.name, patience)
+                )
+    finally:
+        for process in processes.values():
+            process.close()
     return [
         Result(c.name, c.devices, windows.get(c.name, []), errors[c.name])
         for c in candidates
