@@ -36,8 +36,11 @@ def main() -> None:
     size.add_argument("--quick", action="store_true", help="four cells (the default)")
     size.add_argument("--full", action="store_true", help="every cell")
     parser.add_argument("--only", default="", help="cells whose name contains this")
-    parser.add_argument("--repeats", type=int, default=7, help="windows of a candidate")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a window")
+    parser.add_argument(
+        "--ways", default="", help="candidates whose name contains one of a,b,..."
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="windows of a candidate")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a window")
     parser.add_argument(
         "--patience", type=int, default=3, help="retries of a disturbed window"
     )
@@ -51,6 +54,8 @@ def main() -> None:
         ways = candidates.handwritten(cell, seconds=options.seconds)
         ways += ours.ours(cell, seconds=options.seconds)
         ways += candidates.peers(cell, seconds=options.seconds)
+        names = options.ways.split(",")
+        ways = [way for way in ways if any(name in way.name for name in names)]
         results = measure.compare(
             ways, repeats=options.repeats, patience=options.patience
         )

@@ -253,12 +253,14 @@ def run_round(
     strategy: Strategy,
     loss: Loss,
     state: TrainState,
-    batches: Callable[[Any], Any],
+    batch: Callable[[Any, Any], Any],
+    data: Any,
     indices: Any,
     *,
     micro_batches: int = 1,
     measure: jax.Array | None = None,
     union: bool = False,
+    lanes: Callable[[Callable], Callable] = lambda fn: fn,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One round of one worker: a scan over the local steps, then ``sync``.
 
@@ -266,31 +268,41 @@ def run_round(
         strategy: The algorithm.
         loss: ``(params, model, batch, key) -> (scalar, model)``.
         state: The worker's state.
-        batches: Turns one step's slice of ``indices`` into its batch.
+        batch: ``(data, index) -> batch`` of one step.
+        data: The examples.
         indices: Pytree with leading axis H: what to read in each local step.
         micro_batches: Parts that each batch is split into.
         measure: Boolean scalar: also measure the workers' spread before ``sync``
             (equal on all workers). None leaves the measurement out of the program.
         union: Whether workers on one device may take their batches as one, see
             `mean_gradient`.
+        lanes: How lanes run the local steps, as a transformation of one worker's:
+            together (nothing to do), or `parsgd.spmd.in_turn`.
 
     Returns:
         The new state, the losses ``[H]``, and the spread (0 where not measured).
     """
+    take = gradient
+    if strategy.mean_gradient:
+        take = functools.partial(mean_gradient, union=union)
 
-    def step(state, index):
-        take = gradient
-        if strategy.mean_gradient:
-            take = functools.partial(mean_gradient, union=union)
-        key = jax.random.fold_in(state.key, state.step)
-        key = jax.random.fold_in(key, comm.rank())
-        value, model, grads = take(
-            loss, state.params, state.model, batches(index), key, micro_batches
-        )
-        params, inner = strategy.local(grads, state.strategy, state.params)
-        return TrainState(state.step + 1, state.key, params, model, inner), value
+    def local_steps(state, rank, data, indices):
+        def step(state, index):
+            key = jax.random.fold_in(state.key, state.step)
+            value, model, grads = take(
+                loss,
+                state.params,
+                state.model,
+                batch(data, index),
+                jax.random.fold_in(key, rank),
+                micro_batches,
+            )
+            params, inner = strategy.local(grads, state.strategy, state.params)
+            return TrainState(state.step + 1, state.key, params, model, inner), value
 
-    state, losses = lax.scan(step, state, indices)
+        return lax.scan(step, state, indices)
+
+    state, losses = lanes(local_steps)(state, comm.rank(), data, indices)
     apart = jnp.float32(0)
     if measure is not None:
         apart = lax.cond(measure, spread, lambda _: jnp.float32(0), state.params)

@@ -1,4 +1,4 @@
-"""The programs of a run: what workers share, compiled rounds, readout and traffic."""
+"""The programs of a run, compiled for a placement: rounds, readout, traffic."""
 
 import functools
 import time
@@ -11,19 +11,11 @@ import numpy as np
 from jax import lax
 
 from parsgd import comm, placement, spmd, traffic
-from parsgd.core import (
-    Params,
-    Phase,
-    State,
-    TrainState,
-    init_state,
-    mean_readout,
-    no_sync,
-    run_round,
-)
+from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
 from parsgd.placement import Placement
-from parsgd.tasks import Batch, Task
+from parsgd.tasks import Task
+from parsgd.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
@@ -69,66 +61,38 @@ class Engine:
         devices: int | Sequence[int] | None = None,
         micro_batches: int = 1,
     ):
-        self.task, self.phases = task, tuple(phases)
-        self.workers, self.worker_batch = order.workers, order.worker_batch
-        self.micro_batches = micro_batches
-        self._weighted = order.indices(0, 0)[1] is not None
-        self.compile_seconds = 0.0
-        self._programs: dict[tuple, Any] = {}
         # Where devices are made out of cores, make them before the backend starts.
         placement.prepare(devices)
-        key = jax.random.key(0)
-        self._init_spec = (*jax.eval_shape(task.init, key), jax.eval_shape(lambda: key))
-        self._spec = jax.eval_shape(self._init_worker, *self._init_spec)
-        self._union = self._union_allowed()
-        self.shared, identical = self._sharing()
+        self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
+        self.shared = self.worker.shared
         self.placement: Placement = placement.place(
-            self.workers, kind=kind, devices=devices, identical=identical
+            order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
-        self.identical = identical
-        leaves = jax.tree.leaves(self._spec.params)
+        self._lanes = self._lanes_in_turn()
+        self._programs: dict[tuple, Any] = {}
+        self.compile_seconds = 0.0
+        leaves = jax.tree.leaves(self.worker.spec.params)
         self.parameters = sum(x.size for x in leaves)
         self.parameter_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
 
-    # What one worker does.
-
-    def _init_worker(self, params: Params, model: State, key: jax.Array) -> TrainState:
-        return init_state(self.phases[0].strategy, params, model, key)
-
-    def _round(self, phase: int, state, x, y, index, weight, measure=None):
-        def batch(at):
-            rows, w = at
-            # Indices come from the data order, which stays within the split.
-            read = functools.partial(jnp.take, indices=rows, axis=0, mode="clip")
-            return Batch(read(x), read(y), w)
-
-        return run_round(
-            self.phases[phase].strategy,
-            self.task.loss,
-            state,
-            batch,
-            (index, weight),
-            micro_batches=self.micro_batches,
-            measure=measure,
-            union=self._union,
+    def _lanes_in_turn(self) -> list[bool]:
+        """For each phase whether lanes run their local steps one after the other."""
+        place, worker = self.placement, self.worker
+        phases = range(len(worker.phases))
+        if place.lanes == 1 or worker.identical or place.kind == "debug":
+            return [False for _ in phases]
+        better = functools.partial(
+            placement.better_in_turn, place, step_flops=worker.step_flops
         )
-
-    def _union_allowed(self) -> bool:
-        """Whether lanes' batches may be one: no state, no randomness, no coupling."""
-        if not self.task.separable or jax.tree.leaves(self._spec.model):
-            return False
-        x, y, index, weight = self._round_spec(1)
-        rows = index.shape[1:]
-        x, y = (jax.ShapeDtypeStruct(rows + a.shape[1:], a.dtype) for a in (x, y))
-        if weight is not None:
-            weight = jax.ShapeDtypeStruct(rows, weight.dtype)
-        batch: Any = Batch(x, y, weight)  # type: ignore[arg-type]
-        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
-        args = (self._spec.params, self._spec.model, batch, key)
-        # With nothing but the key depending on the lane, does the loss?
-        return spmd.shared_outputs(self.task.loss, 2, args, (True, True, True, False))[
-            0
+        return [
+            worker.isolated(phase) and better(lane_bytes=worker.own_bytes(phase))
+            for phase in phases
         ]
+
+    def describe(self) -> str:
+        """One line on where the workers are and how they run."""
+        turns = ", lanes one after the other" if any(self._lanes) else ""
+        return self.placement.describe() + turns
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
         """The first ``count`` rounds of ``index [R, H, b]``."""
@@ -136,97 +100,35 @@ class Engine:
         def body(r, carry):
             state, losses, _ = carry
             rows, w = jax.tree.map(lambda a: a[r], (index, weight))
-            measure = None if self.identical else r == count - 1
-            state, values, apart = self._round(phase, state, x, y, rows, w, measure)
+            measure = None if self.worker.identical else r == count - 1
+            state, values, apart = self.worker.round(
+                phase, *(state, x, y, rows, w, measure), lanes=lanes
+            )
             return state, losses.at[r].set(values), apart
 
+        lanes = spmd.in_turn if self._lanes[phase] else None
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
         return lax.fori_loop(0, count, body, (state, losses, jnp.float32(0)))
 
-    # What workers share.
-
-    def _round_spec(self, local_steps: int) -> tuple:
-        """Abstract arguments of one worker's round, without the state."""
-        x, y = (
-            jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
-            for a in self.task.data.train
-        )
-        slots = (local_steps, self.worker_batch)
-        index = jax.ShapeDtypeStruct(slots, jnp.int32)
-        weight = jax.ShapeDtypeStruct(slots, jnp.float32) if self._weighted else None
-        return x, y, index, weight
-
-    def _stored(self, spec: Any, shared: Any) -> Any:
-        """One worker's abstract arrays as they are stored for all workers."""
-
-        def leaf(same, s):
-            shape = s.shape if same else (self.workers, *s.shape)
-            return jax.ShapeDtypeStruct(shape, s.dtype)
-
-        return jax.tree.map(leaf, shared, spec)
-
-    def _sharing(self) -> tuple[TrainState, bool]:
-        """What the workers share between rounds, and if parameters always are.
-
-        A leaf is shared if it starts equal and a round of any phase keeps it equal,
-        given what is shared: the largest set for which that holds, found from above.
-        """
-        outputs = functools.partial(spmd.shared_outputs, workers=self.workers)
-        x, y, index, weight = self._round_spec(1)
-        rest = self._stored(
-            (index, weight), jax.tree.map(lambda _: False, (index, weight))
-        )
-        both = functools.partial(jax.tree.map, lambda a, b: a and b)
-
-        def after(phase, shared, strategy=None):
-            def fn(state, x, y, index, weight):
-                return self._round(phase, state, x, y, index, weight)[0]
-
-            args = (self._stored(self._spec, shared), x, y, *rest)
-            return outputs(fn, args=args, shared=(shared, True, True, False, False))
-
-        shared = outputs(
-            self._init_worker, args=self._init_spec, shared=(True, True, True)
-        )
-        while True:
-            new = shared
-            for phase in range(len(self.phases)):
-                new = both(new, after(phase, shared))
-            if new == shared:
-                break
-            shared = new
-        before_sync = []
-        for phase, item in enumerate(self.phases):
-            if item.strategy.sync is no_sync:
-                before_sync.append(shared)
-                continue
-            kept = self.phases
-            alone = item._replace(strategy=item.strategy._replace(sync=no_sync))
-            self.phases = (*kept[:phase], alone, *kept[phase + 1 :])
-            before_sync.append(after(phase, shared))
-            self.phases = kept
-        identical = all(all(jax.tree.leaves(s.params)) for s in before_sync)
-        return shared, identical
-
-    # What the run calls.
-
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""
-        self._data = spmd.put(tuple(self.task.data.train), self.placement, (True, True))
+        self._data = spmd.put(
+            tuple(self.worker.task.data.train), self.placement, (True, True)
+        )
         init_key, run_key = jax.random.split(key)
         # On one device and apart from the algorithm: the same program in every job of
         # a sweep, so the compilation cache has it.
         start = time.perf_counter()
-        params, model = jax.jit(self.task.init)(init_key)
+        params, model = jax.jit(self.worker.task.init)(init_key)
         self.compile_seconds += time.perf_counter() - start
         same = (True, True, True)
         args = spmd.put((params, model, run_key), self.placement, same)
-        run = self._compile(self._init_worker, same, self.shared, args, "init")
+        run = self._compile(self.worker.init, same, self.shared, args, "init")
         return spmd.put(run(*args), self.placement, self.shared)
 
     def capacity(self, local_steps: int) -> int:
         """Most rounds of H local steps that one dispatch can hold."""
-        per_round = self.workers * local_steps * self.worker_batch
+        per_round = self.worker.workers * local_steps * self.worker.batch
         fits = min(STEPS_PER_DISPATCH // local_steps, INDICES_PER_DISPATCH // per_round)
         return max(1, fits)
 
@@ -283,7 +185,7 @@ class Engine:
 
     def readout(self, state: TrainState, phase: int) -> tuple[Params, State]:
         """The model to evaluate, and its other variables averaged over the workers."""
-        strategy = self.phases[phase].strategy
+        strategy = self.worker.phases[phase].strategy
         same = all(jax.tree.leaves(self.shared.params))
 
         def fn(state):
@@ -294,8 +196,8 @@ class Engine:
 
         key = (phase, "readout")
         if key not in self._programs:
-            args = (self._stored(self._spec, self.shared),)
-            out = spmd.shared_outputs(fn, self.workers, args, (self.shared,))
+            args = (self.worker.stored(self.worker.spec, self.shared),)
+            out = spmd.shared_outputs(fn, self.worker.workers, args, (self.shared,))
             if not all(jax.tree.leaves(out)):
                 raise ValueError(
                     "the strategy's readout differs between workers: average it, as in "
@@ -310,12 +212,7 @@ class Engine:
 
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
         """What one worker sends in one round of H local steps."""
-
-        def fn(state, x, y, index, weight):
-            return self._round(phase, state, x, y, index, weight)
-
-        args = (self._spec, *self._round_spec(local_steps))
-        return traffic.trace(fn, self.workers, *args)
+        return self.worker.traffic(phase, local_steps)
 
     def _compile(self, fn, shared_in, shared_out, args, name, donate=()):
         start = time.perf_counter()

@@ -118,7 +118,7 @@ class Meter:
         plan, engine = self._plan, self._engine
         place = engine.placement
         kind = self._main
-        workers = engine.workers
+        workers = engine.placement.workers
         dense = 2 * (workers - 1) / workers * engine.parameter_bytes * kind[1]
         return {
             "workers": workers,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -51,6 +52,39 @@ def shared_outputs(fn: Callable, workers: int, args: tuple, shared: tuple) -> An
     if not seen:  # nothing depends on the lane, so the probe was not batched at all
         return jax.tree.map(lambda _: SHARED, out)
     return jax.tree.map(lambda batched: not batched, seen[-1])
+
+
+def in_turn(fn: Callable) -> Callable:
+    """``fn``, but lanes that vmap would run together run it one after the other.
+
+    One worker's arrays then stay in the cache while it works. Lanes can't exchange
+    anything in ``fn``: see `parsgd.traffic.isolated`.
+
+    Args:
+        fn: One worker's program, or a part of it that does not communicate.
+    """
+
+    @custom_vmap
+    def turns(*args):
+        return fn(*args)
+
+    @turns.def_vmap
+    def _(lanes, batched, *args):
+        own = jax.tree.leaves(batched)
+        leaves, tree = jax.tree.flatten(args)
+
+        def lane(mine):
+            mine = iter(mine)
+            pick = [next(mine) if b else x for x, b in zip(leaves, own, strict=True)]
+            return fn(*jax.tree.unflatten(tree, pick))
+
+        out = lax.map(lane, [x for x, b in zip(leaves, own, strict=True) if b])
+        shared_in = jax.tree.map(lambda b: not b, tuple(batched))
+        shared = shared_outputs(fn, lanes, args, shared_in)
+        out = jax.tree.map(lambda same, x: x[0] if same else x, shared, out)
+        return out, jax.tree.map(lambda same: not same, shared)
+
+    return turns
 
 
 def _axes(shared: Any) -> Any:

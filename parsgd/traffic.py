@@ -18,7 +18,7 @@ Loops multiply by their length. Nothing is declared by an algorithm, so a user's
 counted as truly as a built-in one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -122,6 +122,31 @@ def _jaxprs(value: Any) -> list[Jaxpr]:
     if isinstance(value, tuple | list):
         return [j for v in value for j in _jaxprs(v)]
     return []
+
+
+def isolated(fn: Callable, workers: int, args: Sequence[Any]) -> bool:
+    """Whether ``fn`` neither communicates nor asks for its rank.
+
+    Args:
+        fn: One worker's program.
+        workers: W.
+        args: Arrays or ``jax.ShapeDtypeStruct``, as one worker sees them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd import comm, traffic
+        >>> traffic.isolated(lambda x: x + comm.rank(), 4, [jnp.zeros(3)])
+        False
+    """
+
+    def quiet(jaxpr: Jaxpr) -> bool:
+        return all(
+            DEVICES not in _axis_names(eqn.params)
+            and all(quiet(s) for v in eqn.params.values() for s in _jaxprs(v))
+            for eqn in jaxpr.eqns
+        )
+
+    return quiet(jax.make_jaxpr(fn, axis_env=[(DEVICES, workers)])(*args).jaxpr)
 
 
 def trace(fn: Callable, workers: int, *args: Any) -> Traffic:

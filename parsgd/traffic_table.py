@@ -36,7 +36,12 @@ def show(built: Built, console: Console | None = None) -> None:
     for part in segments(plan, schedule):
         if part.phase not in usual or part.steps > usual[part.phase].steps:
             usual[part.phase] = part
-    dense = 2 * (engine.workers - 1) / engine.workers * engine.parameter_bytes
+    dense = (
+        2
+        * (engine.placement.workers - 1)
+        / engine.placement.workers
+        * engine.parameter_bytes
+    )
     for phase, part in usual.items():
         found = engine.traffic(phase, part.local_steps)
         title = f"per worker and round of {part.local_steps} local step(s)"

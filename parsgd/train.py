@@ -156,13 +156,15 @@ def fit(
     meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
     observer = observer or Observer()
     summary = meter.summary()
-    observer.start(summary, [*plan.describe(), engine.placement.describe()])
+    observer.start(summary, [*plan.describe(), engine.describe()])
 
     state = engine.init(jax.random.key(seed))
     evaluate = _Evaluation(task, engine, train_examples)
     history = [meter.record(evaluate(state, 0))]
     observer.record(history[0])
     for stretch in stretches(parts, evaluations):
+        if meter.diverged or _reached(history[-1], target_accuracy):
+            break
         for part in stretch:
             for index, weight, count in meter.dispatches(part):
                 outcome = engine.run(state, part.phase, index, weight, count)
@@ -173,14 +175,10 @@ def fit(
                 observer.progress(meter.step, plan.steps, meter.progress())
         history.append(meter.record(evaluate(state, stretch[-1].phase)))
         observer.record(history[-1])
-        if meter.diverged:
-            break
-        accuracy = history[-1].get("test_accuracy", -1.0)
-        if target_accuracy is not None and accuracy >= target_accuracy:
-            summary["stopped"] = "target_accuracy"
-            break
 
     meter.finish()
+    if _reached(history[-1], target_accuracy) and not meter.diverged:
+        summary["stopped"] = "target_accuracy"
     readout, model_state = evaluate.model
     summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
     status = "diverged" if meter.diverged else "completed"
@@ -209,6 +207,13 @@ class _Evaluation:
             "train_loss": train["loss"],
             **{f"test_{name}": value for name, value in test.items()},
         }
+
+
+def _reached(record: Record, target_accuracy: float | None) -> bool:
+    return (
+        target_accuracy is not None
+        and record.get("test_accuracy", -1.0) >= target_accuracy
+    )
 
 
 def _check(

@@ -8,7 +8,7 @@ from tiny import tiny
 from zoo import ZOO
 
 import parsgd
-from parsgd import comm, spmd
+from parsgd import comm, placement, spmd
 from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.engine import Engine
@@ -31,7 +31,7 @@ def state_after(name, workers, kind, devices=None, rounds=3):
     run, order = engine(name, workers, kind, devices)
     state = run.init(jax.random.key(1))
     step, h = 0, ZOO[name].local_steps
-    for phase in range(len(run.phases)):
+    for phase in range(len(run.worker.phases)):
         index, weight = order.indices(step, rounds * h)
         index = index.reshape(rounds, h, workers, 4).transpose(2, 0, 1, 3)
         state, losses, spread, _ = run.run(state, phase, index, weight, rounds)
@@ -73,6 +73,32 @@ def test_pmap_with_one_lane_agrees():
     )
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
+    reference, losses, _ = state_after(name, 4, "vmap")
+    monkeypatch.setattr(placement, "better_in_turn", lambda *a, **k: True)
+    for devices in (1, 2):
+        run, _ = engine(name, 4, "shard_map", devices)
+        exchanges = run.worker.identical and not name.startswith("single")
+        assert ("one after the other" in run.describe()) == (not exchanges)
+        state, values, _ = state_after(name, 4, "shard_map", devices)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
+            reference,
+            state,
+        )
+        np.testing.assert_allclose(losses, values, rtol=1e-5)
+
+
+def test_lanes_that_communicate_never_take_turns(monkeypatch):
+    def local(grads, state, params):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, comm.shift(grads)), state
+
+    monkeypatch.setattr(placement, "better_in_turn", lambda *a, **k: True)
+    run, _ = engine(parsgd.Strategy(lambda params: (), local), 4, "vmap")
+    assert "one after the other" not in run.describe()
+
+
 @pytest.mark.parametrize("name", ["local_sgd", "one_bit_sgd"])
 def test_debug_agrees(name):
     reference, *_ = state_after(name, 3, "vmap", rounds=1)
@@ -89,7 +115,7 @@ def test_what_workers_share_is_stored_once(name):
     run, _ = engine(name, 4, "vmap")
     row = ZOO[name]
     assert all(jax.tree.leaves(run.shared.params)) == row.shared
-    assert run.identical == row.identical
+    assert run.worker.identical == row.identical
     assert run.shared.key and run.shared.step
     state = run.init(jax.random.key(0))
     copies = 1 if row.shared else 4
@@ -120,8 +146,8 @@ def test_debug_names_stage_and_shapes():
 
     run, _ = engine(parsgd.single(optax.sgd(0.1)), 1, "debug")
     state = run.init(jax.random.key(0))
-    strategy = run.phases[0].strategy._replace(local=broken)
-    run.phases = (run.phases[0]._replace(strategy=strategy),)
+    strategy = run.worker.phases[0].strategy._replace(local=broken)
+    run.worker.phases = (run.worker.phases[0]._replace(strategy=strategy),)
     with pytest.raises(FloatingPointError, match="wrong") as caught:
         run.run(state, 0, np.zeros((1, 1, 1, 4), np.int32), None, 1)
     note = next(n for n in caught.value.__notes__ if "stage" in n)

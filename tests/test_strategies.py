@@ -43,7 +43,7 @@ def simulate(algorithm, x, c, *, workers, h, optimizer_steps):
         strategy = stages[part.phase].strategy
 
         def one_round(state, targets, strategy=strategy):
-            state, *_ = run_round(strategy, loss, state, lambda t: t, targets)
+            state, *_ = run_round(strategy, loss, state, lambda _, t: t, None, targets)
             return state, strategy.readout(state.params, state.strategy)
 
         run = lanes(one_round, (False, False))

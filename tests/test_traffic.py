@@ -24,8 +24,8 @@ def test_K4_bytes_equal_the_formula(name, workers):
     row = ZOO[name]
     order = Order(examples=960, workers=workers, worker_batch=4)
     run = Engine(tiny(960), phases(row.make(optax.sgd(0.1, 0.9))), order=order)
-    sent = run.traffic(len(run.phases) - 1, row.local_steps).bytes
-    assert sent == pytest.approx(row.sent(shapes_of(run._spec.params), workers))
+    sent = run.traffic(len(run.worker.phases) - 1, row.local_steps).bytes
+    assert sent == pytest.approx(row.sent(shapes_of(run.worker.spec.params), workers))
 
 
 SENT = {
@@ -56,12 +56,12 @@ def compiled_bytes(text, workers):
 def test_bytes_equal_the_compiled_program(name):
     row, workers = ZOO[name], 4
     run, _ = engine(name, workers, "shard_map")
-    phase, h = len(run.phases) - 1, row.local_steps
+    phase, h = len(run.worker.phases) - 1, row.local_steps
     state = run.init(jax.random.key(0))
     index = np.zeros((workers, h, 4), np.int32)
 
     def one(state, x, y, index):
-        return run._round(phase, state, x, y, index, None)[0]
+        return run.worker.round(phase, state, x, y, index, None)[0]
 
     fn = spmd.spmd(one, run.placement, (run.shared, True, True, False), run.shared)
     text = jax.jit(fn).lower(state, *run._data, index).compile().as_text()

@@ -13,6 +13,7 @@ from tiny import scalar, tiny
 
 import parsgd
 from parsgd.data.order import Order
+from parsgd.errors import UserError
 from parsgd.train import Observer
 
 
@@ -221,6 +222,62 @@ def test_target_accuracy_stops_early():
     assert run.summary["stopped"] == "target_accuracy"
     accuracy = [r["test_accuracy"] for r in run.history]
     assert accuracy[-1] >= 0.9 > max(accuracy[:-1]) and len(accuracy) < 20
+
+
+def _wrong(local=None, sync=None):
+    def keep(grads, state, params):
+        return params, state
+
+    strategy = parsgd.Strategy(lambda params: {"count": jnp.int32(0)}, local or keep)
+    return strategy if sync is None else strategy._replace(sync=sync)
+
+
+@pytest.mark.parametrize(
+    "strategy, message",
+    [
+        (
+            _wrong(lambda g, s, p: (jax.tree.map(jnp.float16, p), s)),
+            "strategy's local must return .* params.'b1'. changes from float32.16.",
+        ),
+        (
+            _wrong(sync=lambda p, s: (p, {"count": s["count"] + 0.5})),
+            "strategy's sync .* state.'count'. changes from int32.. to float32",
+        ),
+        (_wrong(sync=lambda p, s: (p, {})), "strategy's sync .* structure of state"),
+        (_wrong(sync=lambda p, s: p), "strategy's sync .* but returns a dict"),
+    ],
+)
+def test_a_strategy_must_keep_shapes_and_types(strategy, message):
+    with pytest.raises(UserError, match=message):
+        parsgd.fit(tiny(), strategy, workers=2, worker_batch=4, rounds=2)
+
+
+def test_parameters_must_have_a_gradient():
+    task = tiny()
+
+    def init(key):
+        params, model = task.init(key)
+        return params | {"count": jnp.int32(3)}, model
+
+    with pytest.raises(UserError, match=r"parameter .'count'. is int32"):
+        parsgd.fit(
+            task._replace(init=init),
+            parsgd.sync_sgd(optax.sgd(0.1)),
+            worker_batch=4,
+            rounds=2,
+        )
+
+
+def test_target_accuracy_can_hold_at_the_start():
+    run = parsgd.fit(
+        tiny(),
+        parsgd.sync_sgd(optax.sgd(0.1)),
+        worker_batch=4,
+        rounds=5,
+        target_accuracy=0.0,
+    )
+    assert run.summary["stopped"] == "target_accuracy"
+    assert [record["round"] for record in run.history] == [0]
 
 
 def test_same_seed_same_result_and_I6_fit_twice():

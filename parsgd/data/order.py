@@ -73,7 +73,7 @@ class Order:
             raise UserError(
                 f"workers={self.workers} x worker_batch={self.worker_batch} is a "
                 f"global_batch of {self.global_batch}, more than the {self.examples} "
-                f"training examples: {_advice(self.examples, self.workers)}."
+                f"training examples: {_advice(self)}."
             )
 
     @classmethod
@@ -207,12 +207,14 @@ def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def _advice(examples: int, workers: int) -> str:
-    if workers > examples:
-        return f"use at most workers={examples}"
+def _advice(order: Order) -> str:
+    fewer = max(1, order.examples // order.worker_batch)
+    if order.workers > order.examples:
+        smaller = "" if fewer > 1 else " and worker_batch=1"
+        return f"use at most workers={fewer}{smaller}"
     return (
-        f"use worker_batch={examples // workers} or less with {workers} workers, "
-        "or fewer workers"
+        f"use worker_batch={order.examples // order.workers} or less with "
+        f"{order.workers} workers, or at most workers={fewer}"
     )
 
 

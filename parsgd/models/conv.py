@@ -134,18 +134,27 @@ class PlaneConv(nn.Module):
         channels, height, width, b = x.shape
         shape = (size, size, channels, self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        kernel = kernel.astype(x.dtype).transpose(0, 3, 1, 2)  # [kh, F, kw, C]
+        kernel = kernel.astype(x.dtype)
         before = (size - 1) // 2
         pads = (before, size - 1 - before)
         x = jnp.pad(x, ((0, 0), pads, pads, (0, 0)))
-        x = jnp.concatenate([x[:, :, j : j + width] for j in range(size)])
-        rows = [x[:, i : i + height].reshape(len(x), -1) for i in range(size)]
-        kernel = kernel.reshape(size, self.features, -1)
+        window = range(size)
+
+        def product(kernel, x):
+            matrix = kernel.reshape(-1, self.features).T  # [F, ... * C]
+            return matrix @ x.reshape(-1, height * width * b)
+
         if channels == 1:  # one product; with more channels the copies cost more
-            y = kernel.swapaxes(0, 1).reshape(self.features, -1) @ jnp.concatenate(rows)
+            shifts = [
+                x[:, i : i + height, j : j + width] for i in window for j in window
+            ]
+            y = product(kernel, jnp.concatenate(shifts))
         else:
-            y = sum((k @ row for k, row in zip(kernel, rows, strict=True)), start=0.0)
-        y = jnp.asarray(y).reshape(-1, height, width, b)
+            x = jnp.concatenate([x[:, :, j : j + width] for j in window])
+            y = product(kernel[0], x[:, :height])
+            for i in window[1:]:
+                y = y + product(kernel[i], x[:, i : i + height])
+        y = y.reshape(-1, height, width, b)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
             y = y + bias.reshape(-1, 1, 1, 1).astype(x.dtype)

@@ -1,0 +1,244 @@
+"""One worker's program, and what can be read from it before anything is compiled."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from parsgd import spmd, traffic
+from parsgd.comm import DEVICES
+from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
+from parsgd.data.order import Order
+from parsgd.errors import UserError
+from parsgd.tasks import Batch, Task
+
+
+class Worker:
+    """What one of W workers does in each phase, traced but not yet placed.
+
+    Args:
+        task: The task.
+        phases: The algorithm's phases.
+        order: Which examples the workers see; gives W and b.
+        micro_batches: Parts that each worker's batch is split into.
+
+    Attributes:
+        init_spec: Abstract arguments of `init`.
+        spec: Abstract state of one worker.
+        shared: For each leaf of the state whether all workers share it between rounds.
+        within: The same within a round of each phase, before it synchronises.
+        identical: Whether the parameters are equal in every step, as in all-reduced
+            SGD.
+
+    Raises:
+        UserError: A strategy that does not keep the shapes and types of what it is
+            given, or parameters that have no gradient.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        phases: Sequence[Phase],
+        *,
+        order: Order,
+        micro_batches: int = 1,
+    ):
+        self.task, self.phases = task, tuple(phases)
+        self.workers, self.batch = order.workers, order.worker_batch
+        self._micro_batches = micro_batches
+        self._weighted = order.indices(0, 0)[1] is not None
+        key = jax.random.key(0)
+        self.init_spec = (*jax.eval_shape(task.init, key), jax.eval_shape(lambda: key))
+        _check_params(self.init_spec[0])
+        _, self.spec = self._traced(self.init, *self.init_spec)
+        for phase in self.phases:
+            self._check(phase.strategy)
+        self._union = self._union_allowed()
+        self.shared = self._shared()
+        self.within = [self._before_sync(phase.strategy) for phase in self.phases]
+        self.identical = all(all(jax.tree.leaves(s.params)) for s in self.within)
+
+    def init(self, params: Params, model: State, key: jax.Array) -> TrainState:
+        """The state at step 0."""
+        return init_state(self.phases[0].strategy, params, model, key)
+
+    def round(
+        self, phase: int, state, x, y, index, weight, measure=None, *, lanes=None
+    ):
+        """One round of ``index [H, b]``; see `parsgd.core.run_round`."""
+        return self._round(
+            self.phases[phase].strategy,
+            *(state, x, y, index, weight, measure),
+            lanes=lanes or (lambda fn: fn),
+        )
+
+    def _round(
+        self, strategy, state, x, y, index, weight, measure=None, lanes=lambda fn: fn
+    ):
+        def batch(data, at):
+            (x, y), (rows, w) = data, at
+            # Indices come from the data order, which stays within the split.
+            read = functools.partial(jnp.take, indices=rows, axis=0, mode="clip")
+            return Batch(read(x), read(y), w)
+
+        return run_round(
+            strategy,
+            self.task.loss,
+            state,
+            batch,
+            (x, y),
+            (index, weight),
+            micro_batches=self._micro_batches,
+            measure=measure,
+            union=self._union,
+            lanes=lanes,
+        )
+
+    def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
+        """What one worker sends in one round of H local steps."""
+        args = (self.spec, *self._data_spec(local_steps))
+        return traffic.trace(functools.partial(self.round, phase), self.workers, *args)
+
+    def isolated(self, phase: int) -> bool:
+        """Whether a worker's local steps depend on nothing from other workers."""
+        state, strategy = self.spec, self.phases[phase].strategy
+        quiet = functools.partial(traffic.isolated, workers=self.workers)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return quiet(
+            strategy.local, args=(state.params, state.strategy, state.params)
+        ) and quiet(
+            self.task.loss, args=(state.params, state.model, self._batch_spec(), key)
+        )
+
+    def own_bytes(self, phase: int) -> int:
+        """Bytes that a worker has for itself within a round."""
+        leaves = jax.tree.leaves(self.spec)
+        same = jax.tree.leaves(self.within[phase])
+        own = [x for x, s in zip(leaves, same, strict=True) if not s]
+        return sum(x.size * x.dtype.itemsize for x in own)
+
+    def step_flops(self) -> float:
+        """Floating-point operations of one worker's gradient, as XLA counts them."""
+        params, model, key = self.init_spec
+        gradient = jax.jit(jax.grad(self.task.loss, has_aux=True))
+        lowered = gradient.lower(params, model, self._batch_spec(), key)
+        return (lowered.cost_analysis() or {}).get("flops", 0.0)
+
+    def stored(self, spec: Any, shared: Any) -> Any:
+        """One worker's abstract arrays as they are stored for all workers."""
+
+        def leaf(same, s):
+            shape = s.shape if same else (self.workers, *s.shape)
+            return jax.ShapeDtypeStruct(shape, s.dtype)
+
+        return jax.tree.map(leaf, shared, spec)
+
+    def _data_spec(self, local_steps: int) -> tuple:
+        """Abstract arguments of a round after the state."""
+        x, y = (
+            jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype))
+            for a in self.task.data.train
+        )
+        slots = (local_steps, self.batch)
+        index = jax.ShapeDtypeStruct(slots, jnp.int32)
+        weight = jax.ShapeDtypeStruct(slots, jnp.float32) if self._weighted else None
+        return x, y, index, weight
+
+    def _batch_spec(self) -> Any:
+        x, y, index, weight = self._data_spec(1)
+        rows = index.shape[1:]
+        x, y = (jax.ShapeDtypeStruct(rows + a.shape[1:], a.dtype) for a in (x, y))
+        if weight is not None:
+            weight = jax.ShapeDtypeStruct(rows, weight.dtype)
+        return Batch(x, y, weight)  # type: ignore[arg-type]
+
+    def _traced(self, fn: Callable, *args: Any) -> tuple[Any, Any]:
+        """Program and abstract outputs of one of W workers."""
+        axes = [(DEVICES, self.workers)]
+        return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
+
+    def _check(self, strategy) -> None:
+        state = self.spec
+        pair = (state.params, state.strategy)
+        _, after = self._traced(strategy.local, state.params, pair[1], pair[0])
+        _check_kept("local", pair, after)
+        _, after = self._traced(strategy.sync, *pair)
+        _check_kept("sync", pair, after)
+
+    def _union_allowed(self) -> bool:
+        """Whether lanes' batches may be one: no state, no randomness, no coupling."""
+        if not self.task.separable or jax.tree.leaves(self.spec.model):
+            return False
+        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
+        args = (self.spec.params, self.spec.model, self._batch_spec(), key)
+        # With nothing but the key depending on the lane, does the loss?
+        same = (True, True, True, False)
+        return spmd.shared_outputs(self.task.loss, 2, args, same)[0]
+
+    def _after(self, strategy: Any, shared: TrainState) -> TrainState:
+        """What workers share after a round that starts with ``shared``."""
+
+        def fn(*args):
+            return self._round(strategy, *args)[0]
+
+        x, y, *rest = self._data_spec(1)
+        rest = self.stored(rest, jax.tree.map(lambda _: False, rest))
+        args = (self.stored(self.spec, shared), x, y, *rest)
+        same = (shared, True, True, False, False)
+        return spmd.shared_outputs(fn, self.workers, args, same)
+
+    def _shared(self) -> TrainState:
+        """The largest set of leaves that start equal and that every round keeps equal.
+
+        Found from above: a leaf is shared if a round keeps it equal, given what is
+        shared.
+        """
+        same = (True, True, True)
+        shared = spmd.shared_outputs(self.init, self.workers, self.init_spec, same)
+        while True:
+            new = shared
+            for phase in self.phases:
+                after = self._after(phase.strategy, shared)
+                new = jax.tree.map(lambda a, b: a and b, new, after)
+            if new == shared:
+                return shared
+            shared = new
+
+    def _before_sync(self, strategy) -> TrainState:
+        if strategy.sync is no_sync:
+            return self.shared
+        return self._after(strategy._replace(sync=no_sync), self.shared)
+
+
+def _check_params(params: Params) -> None:
+    for path, x in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise UserError(
+                f"the model's parameter {jax.tree_util.keystr(path)} is {x.dtype}, "
+                "which has no gradient: make it a floating-point array, or keep it in "
+                "the model's other state, which is not trained"
+            )
+
+
+def _check_kept(stage: str, before: tuple, after: Any) -> None:
+    """Refuse a stage that does not return ``(params, state)`` as it got them."""
+    returns = f"the strategy's {stage} must return (params, state) as it got them"
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise UserError(f"{returns}, but returns a {type(after).__name__}")
+    for name, old, new in zip(("params", "state"), before, after, strict=True):
+        if jax.tree.structure(old) != jax.tree.structure(new):
+            raise UserError(
+                f"{returns}, but the structure of {name} changes from "
+                f"{jax.tree.structure(old)} to {jax.tree.structure(new)}"
+            )
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(old), jax.tree.leaves(new), strict=True
+        ):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                where = name + jax.tree_util.keystr(path)
+                raise UserError(
+                    f"{returns}, but {where} changes from {a.dtype}{list(a.shape)} to "
+                    f"{b.dtype}{list(b.shape)}"
+                )
