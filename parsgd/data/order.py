@@ -212,10 +212,13 @@ def _advice(order: Order) -> str:
     if order.workers > order.examples:
         smaller = "" if fewer > 1 else " and worker_batch=1"
         return f"use at most workers={fewer}{smaller}"
-    return (
+    advice = (
         f"use worker_batch={order.examples // order.workers} or less with "
-        f"{order.workers} workers, or at most workers={fewer}"
+        f"{order.workers} workers"
     )
+    if order.worker_batch <= order.examples:
+        advice += f", or at most workers={fewer}"
+    return advice
 
 
 def _nearest(global_batch: int, workers: int) -> str:
