@@ -136,6 +136,36 @@ def gather(tree: Tree) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
+def maximum(tree: Tree) -> Tree:
+    """Largest value of every entry over all workers."""
+
+    def leaf(x):
+        if _bound(LANES):
+            x = jnp.max(lax.all_gather(x, LANES), axis=0)
+        return lax.pmax(x, DEVICES) if _bound(DEVICES) else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def all_to_all(tree: Tree) -> Tree:
+    """Part r of worker s goes to worker r, as its part s: ``[W, ...] -> [W, ...]``."""
+    lanes, devices = _size(LANES), _size(DEVICES)
+
+    def leaf(x):
+        if len(x) != lanes * devices:
+            raise ValueError(
+                f"all_to_all: {len(x)} parts for {lanes * devices} workers"
+            )
+        x = x.reshape(devices, lanes, *x.shape[1:])
+        if _bound(LANES):
+            x = lax.all_to_all(x, LANES, 1, 1)
+        if _bound(DEVICES):
+            x = lax.all_to_all(x, DEVICES, 0, 0)
+        return x.reshape(devices * lanes, *x.shape[2:])
+
+    return jax.tree.map(leaf, tree)
+
+
 def permute(tree: Tree, pairs: Sequence[tuple[int, int]]) -> Tree:
     """Send leaves along ``(source, destination)`` pairs of ranks.
 

@@ -6,33 +6,56 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 
 Payload: TypeAlias = Any
+Key: TypeAlias = jax.Array | None
 
 
 class Compressor(NamedTuple):
-    """A lossy code for one array: two pure functions.
+    """A lossy code for one array: two pure functions, and facts about them.
 
     Attributes:
-        encode: ``x -> payload``, a pytree of the arrays that are sent, packed.
-        decode: ``(payload, like) -> x``, an array of ``like``'s shape and dtype, where
-            ``like`` is anything with ``.shape`` and ``.dtype``.
+        encode: ``(x, key) -> payload``, a pytree of the arrays that are sent, packed.
+            ``key`` is a random key, or None for a code that draws nothing.
+        decode: ``(payload, like, key) -> x``, an array of ``like``'s shape and dtype,
+            where ``like`` is anything with ``.shape`` and ``.dtype``, and ``key`` is
+            what `encode` got.
+        name: For messages.
+        stochastic: Whether the code draws random numbers, and so needs a key.
+        shared_key: Whether all workers must draw the same numbers, such as indices
+            that are not sent. Workers draw their own otherwise.
+        sums: Whether it is linear: the mean of payloads decodes to the mean of what
+            they stand for, so they are reduced and not gathered.
+        contracts: Whether ``|x - decode(encode(x))|^2 <= (1 - delta) |x|^2`` for some
+            delta > 0, in expectation. Error feedback needs it.
     """
 
-    encode: Callable[[jax.Array], Payload]
-    decode: Callable[[Payload, Any], jax.Array]
+    encode: Callable[[jax.Array, Key], Payload]
+    decode: Callable[[Payload, Any, Key], jax.Array]
+    name: str
+    stochastic: bool = False
+    shared_key: bool = False
+    sums: bool = False
+    contracts: bool = True
 
 
 def payload_bytes(compressor: Compressor, like: Any) -> int:
     """Bytes of the payload for an array of ``like``'s shape and dtype."""
     spec = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    leaves = jax.tree.leaves(jax.eval_shape(compressor.encode, spec))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    leaves = jax.tree.leaves(jax.eval_shape(compressor.encode, spec, key))
     return sum(x.size * x.dtype.itemsize for x in leaves)
 
 
-def pays(compressor: Compressor, like: Any) -> bool:
+def pays(compressor: Compressor, like: Any, *, min_size: int = 0) -> bool:
     """Whether a leaf is sent compressed: a matrix or larger, if that makes it smaller.
 
     Biases and other one-dimensional leaves are sent as they are: they are a small part
     of the bytes and the most sensitive to quantisation.
+
+    Args:
+        compressor: The code.
+        like: The leaf.
+        min_size: Leaves of fewer elements are sent as they are.
     """
     raw = like.size * like.dtype.itemsize
-    return len(like.shape) > 1 and payload_bytes(compressor, like) < raw
+    large = len(like.shape) > 1 and like.size >= min_size
+    return large and payload_bytes(compressor, like) < raw

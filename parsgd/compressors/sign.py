@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from parsgd.compressors.base import Compressor
+from parsgd.compressors.base import Compressor, Key
 
 GROUPS = ("column", "leaf")
 
@@ -66,7 +66,8 @@ def one_bit(*, levels: str = "column") -> Compressor:
         last = x.shape[-1] if levels == "column" and x.ndim else 1
         return x.astype(jnp.float32).reshape(-1, last)
 
-    def encode(x: jax.Array) -> OneBit:
+    def encode(x: jax.Array, key: Key = None) -> OneBit:
+        del key
         v = grouped(x)
         positive = v >= 0
         n_high = jnp.sum(positive, axis=0)
@@ -75,11 +76,12 @@ def one_bit(*, levels: str = "column") -> Compressor:
         low = jnp.sum(jnp.where(positive, 0.0, v), axis=0) / jnp.maximum(n_low, 1)
         return OneBit(jnp.packbits(positive.reshape(-1)), low, high)
 
-    def decode(payload: OneBit, like: Any) -> jax.Array:
+    def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
+        del key
         positive = jnp.unpackbits(payload.bits, count=like.size).reshape(
             -1, payload.low.size
         )
         v = jnp.where(positive == 1, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode)
+    return Compressor(encode, decode, "one_bit")

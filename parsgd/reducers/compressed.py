@@ -1,0 +1,61 @@
+"""Compressed averages without memory: what compression drops is lost."""
+
+from typing import Any
+
+import optax
+
+from parsgd import comm
+from parsgd.compressors import Compressor
+from parsgd.reducers.exchange import exchange
+
+
+def compressed_all_reduce(
+    compressor: Compressor,
+    *,
+    two_sided: bool = False,
+    bucket: bool = False,
+    min_size: int = 0,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """Average what each worker's compressed gradient stands for.
+
+    For each leaf with gradient g::
+
+        g <- mean(decode(encode(g)))
+
+    For unbiased codes. One that is not (signs, top-k) needs `error_feedback`: what it
+    drops would be lost for good.
+
+    Args:
+        compressor: The code.
+        two_sided: Encode the average again before it is sent back, with a residual at
+            its owner; see `parsgd.reducers.exchange`.
+        bucket: Compress all leaves as one flat array, in one message. Groups of a code
+            (buckets, levels) then span leaves; codes that look at the whole array, such
+            as top-k, choose among all entries.
+        min_size: Leaves of fewer elements are averaged as they are, like all
+            one-dimensional leaves and those that would grow.
+        seed: Of a stochastic code.
+
+    Raises:
+        ValueError: ``two_sided`` with a code whose payloads are summed.
+
+    Example:
+        >>> import optax, parsgd
+        >>> reducer = parsgd.compressed_all_reduce(parsgd.one_bit())
+        >>> optimizer = optax.chain(reducer, optax.sgd(0.1))
+    """
+    channel = exchange(
+        compressor, two_sided=two_sided, bucket=bucket, min_size=min_size, seed=seed
+    )
+
+    def init(params: Any) -> Any:
+        return channel.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        compressed, raw = channel.split(updates)
+        mean, _, state = channel.average(compressed, state)
+        return channel.join(mean, comm.mean(raw), updates), state
+
+    return optax.GradientTransformation(init, update)

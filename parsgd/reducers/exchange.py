@@ -1,0 +1,217 @@
+"""How compressed arrays are averaged over workers: the wire under every reducer.
+
+Three forms, of which the code's own facts pick between the first two::
+
+    gathered    every worker gathers W payloads and averages what they decode to
+    summed      a linear code's payloads are averaged, and decoded once
+    two-sided   worker r owns stripe r of the array: it averages the W payloads of its
+                stripe, adds its own residual, encodes the average again and sends that
+                to all
+
+Gathering costs (W - 1) payloads per worker and loses nothing on the way back. The
+two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd import comm
+from parsgd.compressors import Compressor, pays
+
+UNROLLED = 16  # decoded one after the other in the program; more in a loop
+BUCKET = "bucket"
+
+
+class ExchangeState(NamedTuple):
+    """What an exchange keeps.
+
+    Attributes:
+        key: Random key, equal on all workers; None for a code that draws nothing.
+        step: Exchanges done, int32 scalar.
+        owner_error: Two-sided: what this worker's stripe of the average still owes,
+            ``float32``, by the leaf's path.
+    """
+
+    key: jax.Array | None
+    step: jax.Array
+    owner_error: dict[str, jax.Array]
+
+
+class Exchange(NamedTuple):
+    """How leaves are compressed and averaged.
+
+    Attributes:
+        compressor: The code.
+        two_sided: Encode the average again, see above.
+        bucket: Compress all leaves as one flat array: one message instead of one for
+            each leaf.
+        min_size: Leaves of fewer elements are averaged as they are.
+        seed: Of a stochastic code.
+    """
+
+    compressor: Compressor
+    two_sided: bool = False
+    bucket: bool = False
+    min_size: int = 0
+    seed: int = 0
+
+    def init(self, params: Any) -> ExchangeState:
+        """State for arrays like ``params``."""
+        key = jax.random.key(self.seed) if self.compressor.stochastic else None
+        owed = {}
+        if self.two_sided:
+            owed = {
+                path: jnp.zeros(_stripes(x, comm.world()).shape[1:], jnp.float32)
+                for path, x in self.zeros(params).items()
+            }
+        return ExchangeState(key, jnp.int32(0), owed)
+
+    def zeros(self, params: Any) -> dict[str, jax.Array]:
+        """Zeros for each leaf that is compressed, ``float32``, by path."""
+        leaves = jax.eval_shape(lambda tree: self.split(tree)[0], params)
+        return {path: jnp.zeros(x.shape, jnp.float32) for path, x in leaves.items()}
+
+    def split(self, tree: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """What is compressed, as ``float32``, and what is not, as it is; by path."""
+        if self.bucket:
+            flat = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
+            whole = {BUCKET: jnp.concatenate(flat)} if flat else {}
+            return whole, {}
+        compressed, raw = {}, {}
+        for path, x in jax.tree.leaves_with_path(tree):
+            name = jax.tree_util.keystr(path)
+            if pays(self.compressor, x, min_size=self.min_size):
+                compressed[name] = x.astype(jnp.float32)
+            else:
+                raw[name] = x
+        return compressed, raw
+
+    def join(self, compressed: dict, raw: dict, like: Any) -> Any:
+        """The tree of `split` again, in the types of ``like``."""
+        if not self.bucket:
+            whole = compressed | raw
+            return jax.tree.map_with_path(
+                lambda path, x: whole[jax.tree_util.keystr(path)].astype(x.dtype), like
+            )
+        leaves, structure = jax.tree.flatten(like)
+        parts, start = [], 0
+        for x in leaves:
+            part = compressed[BUCKET][start : start + x.size]
+            parts.append(part.reshape(x.shape).astype(x.dtype))
+            start += x.size
+        return jax.tree.unflatten(structure, parts)
+
+    def average(self, arrays: dict[str, jax.Array], state: ExchangeState) -> tuple:
+        """``(mean, sent, state)`` of this worker's arrays, by path.
+
+        ``sent`` is what the worker's own payloads stand for.
+        """
+        mean, sent, owed = {}, {}, {}
+        for number, (path, v) in enumerate(sorted(arrays.items())):
+            key = self._key(state, number)
+            if self.two_sided:
+                mean[path], sent[path], owed[path] = self._two_sided(
+                    v, key, state.owner_error[path]
+                )
+            else:
+                mean[path], sent[path] = _one_sided(self.compressor, v, key)
+        return mean, sent, ExchangeState(state.key, state.step + 1, owed)
+
+    def _two_sided(self, v, key, owed):
+        encode, decode = self.compressor.encode, self.compressor.decode
+        stripes = _stripes(v, comm.world())
+        like = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
+        keys = None if key is None else jax.random.split(key, comm.world() + 1)
+        own = None if keys is None else keys[1:]
+        payload = jax.vmap(encode)(stripes, own)
+        sent = jax.vmap(lambda p, k: decode(p, like, k))(payload, own)
+        mine = _mean_of_decoded(decode, comm.all_to_all(payload), like, None)
+        total = mine + owed
+        again = encode(total, None if keys is None else keys[0])
+        left = total - decode(again, like, None)
+        stripes = jax.vmap(lambda p: decode(p, like, None))(comm.gather(again))
+        return _unstriped(stripes, v), _unstriped(sent, v), left
+
+    def _key(self, state: ExchangeState, number: int) -> jax.Array | None:
+        if state.key is None:
+            return None
+        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), number)
+        shared = self.compressor.shared_key
+        return key if shared else jax.random.fold_in(key, comm.rank())
+
+
+def exchange(
+    compressor: Compressor,
+    *,
+    two_sided: bool = False,
+    bucket: bool = False,
+    min_size: int = 0,
+    seed: int = 0,
+) -> Exchange:
+    """An `Exchange`, checked; see there for the arguments.
+
+    Raises:
+        ValueError: Options that exclude each other.
+    """
+    if two_sided and (compressor.sums or compressor.shared_key):
+        raise ValueError(
+            f"two_sided=True with {compressor.name}: its payloads are summed on the "
+            "way, so there is nothing to encode again; leave two_sided out"
+        )
+    if two_sided and not compressor.contracts:
+        raise ValueError(
+            f"two_sided=True with {compressor.name}: the second encoding has error "
+            "feedback, which needs a code that shrinks its error; leave two_sided out"
+        )
+    if min_size < 0:
+        raise ValueError(f"min_size={min_size}: must be 0 or more")
+    return Exchange(compressor, two_sided, bucket, min_size, seed)
+
+
+def _one_sided(compressor: Compressor, v: jax.Array, key) -> tuple:
+    payload = compressor.encode(v, key)
+    sent = compressor.decode(payload, v, key)
+    if comm.world() == 1:
+        return sent, sent
+    if compressor.sums:
+        # Scaled before it is summed: a sum of W half-precision numbers may overflow.
+        share = jax.tree.map(lambda p: p / comm.world(), payload)
+        return compressor.decode(comm.total(share), v, key), sent
+    gathered = comm.gather(payload)
+    return _mean_of_decoded(compressor.decode, gathered, v, key), sent
+
+
+def _mean_of_decoded(decode: Callable, payloads: Any, like: Any, key) -> jax.Array:
+    """Average of W payloads ``[W, ...]``."""
+    workers = comm.world()
+    if workers > UNROLLED:
+
+        def add(total, payload):
+            return total + decode(payload, like, key), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), payloads)
+        return total / workers
+    # One addition after the other fuses with the decoding.
+    each = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
+    return functools.reduce(jnp.add, (decode(p, like, key) for p in each)) / workers
+
+
+def _stripes(x: jax.Array, workers: int) -> jax.Array:
+    """An array's columns in W equal parts, ``[W, rows, columns / W]``, zeros added.
+
+    Columns (all that feeds one output) stay whole; a vector's entries are its columns.
+    """
+    rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
+    width = -(-rows.shape[1] // workers)
+    rows = jnp.pad(rows, ((0, 0), (0, workers * width - rows.shape[1])))
+    return rows.reshape(len(rows), workers, width).swapaxes(0, 1)
+
+
+def _unstriped(stripes: jax.Array, like: jax.Array) -> jax.Array:
+    rows = stripes.swapaxes(0, 1).reshape(stripes.shape[1], -1)
+    columns = like.shape[-1] if like.ndim else 1
+    return rows[:, :columns].reshape(like.shape)
