@@ -2,5 +2,17 @@
 
 from parsgd.compressors.base import Compressor, payload_bytes, pays
 from parsgd.compressors.sign import OneBit, one_bit
+from parsgd.compressors.sparse import RandomK, Sparse, random_k, threshold, top_k
 
-__all__ = ["Compressor", "OneBit", "one_bit", "payload_bytes", "pays"]
+__all__ = [
+    "Compressor",
+    "OneBit",
+    "RandomK",
+    "Sparse",
+    "one_bit",
+    "payload_bytes",
+    "pays",
+    "random_k",
+    "threshold",
+    "top_k",
+]

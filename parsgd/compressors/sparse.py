@@ -1,0 +1,271 @@
+"""A few of the entries, and nothing of the rest: top-k, random-k, threshold.
+
+Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017;
+Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; Lin et al., "Deep Gradient
+Compression", ICLR 2018; Wangni et al., "Gradient Sparsification for
+Communication-Efficient Distributed Optimization", NeurIPS 2018.
+
+For n entries v, of which the set S of k is sent::
+
+    q_i = v_i for i in S, 0 elsewhere;     |v - q|^2 <= (1 - k/n) |v|^2
+
+for the k largest, and with equality in expectation for k at random.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.index_packing import pack_indices, unpack_indices
+from parsgd.compressors.select import largest
+
+SELECTIONS = ("exact", "sampled")
+
+
+class Sparse(NamedTuple):
+    """Payload of `top_k` and `threshold`.
+
+    Attributes:
+        values: What is sent of the chosen entries, in the order of their indices:
+            ``float32 [k]``, or the payload of another code for that array.
+        indices: `pack_indices` of them, ``uint8``; None if all entries are sent.
+        count: `threshold`: how many of the k are entries and not filling, ``int32``.
+    """
+
+    values: Any
+    indices: jax.Array | None
+    count: jax.Array | None = None
+
+
+class RandomK(NamedTuple):
+    """Payload of `random_k`.
+
+    Attributes:
+        values: The chosen entries, ``float32 [k]``.
+    """
+
+    values: jax.Array
+
+
+def kept(ratio: float, n: int) -> int:
+    """k, how many of n entries are sent: ``ratio n`` rounded, at least 1 (of 0, 0)."""
+    return min(n, max(1, round(ratio * n)))
+
+
+def top_k(
+    *, ratio: float = 0.01, values: Compressor | None = None, select: str = "exact"
+) -> Compressor:
+    """The k largest entries in absolute value, with their indices.
+
+    k is ``ratio n`` rounded, and at least 1. Of equal entries the first ones are
+    chosen. Infinities are the largest entries; NaN counts as less than zero, so that it
+    is sent only where fewer than k numbers are left. With k = n this is the array.
+
+    Args:
+        ratio: k / n, above 0 and at most 1.
+        values: A code for the k values, such as ``bf16()``; float32 otherwise.
+        select: ``"exact"``, or ``"sampled"`` as in DGC: in arrays of more than 65,536
+            entries the smallest value to send is estimated from as many of them. If
+            fewer than k entries reach it they are all sent, and the first of the
+            others fill up to k; if more do, the k largest are sent. Saves the passes
+            that an exact choice needs where the sample is not like the rest.
+
+    Returns:
+        A compressor of ``4 k + index_bytes(k, n)`` bytes, or with ``values`` its bytes
+        for k entries instead of 4 k. Indices take::
+
+            index_bytes = the least of ceil(k ceil(log2 n) / 8), ceil(n / 8) and, for
+                any l, ceil(k l / 8) + ceil((k + floor((n - 1) / 2^l)) / 8)
+
+        and nothing if k = n: see `parsgd.compressors.index_packing`.
+
+    Raises:
+        ValueError: ``ratio`` outside (0, 1], or unknown ``select``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import top_k
+        >>> code = top_k(ratio=0.5)
+        >>> v = jnp.array([-5.0, 1.0, 2.0, -3.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([-5.,  0.,  0., -3.], dtype=float32)
+
+    Differences from the papers:
+        Aji and Heafield choose among the entries of all leaves; that is
+        ``bucket=True`` of the reducer. DGC's sample is random, here every m-th entry.
+    """
+    _check_ratio("ratio", ratio)
+    if select not in SELECTIONS:
+        raise ValueError(f"select={select!r}: choose one of {', '.join(SELECTIONS)}")
+    sampled = select == "sampled"
+
+    def encode(x: jax.Array, key: Key = None) -> Sparse:
+        v = _flat(x)
+        index = largest(v, kept(ratio, v.size), sampled=sampled)
+        chosen = v[index] if index.size < v.size else v
+        sent = chosen if values is None else values.encode(chosen, key)
+        return Sparse(sent, _packed(index, v.size))
+
+    def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
+        chosen = payload.values
+        if values is not None:
+            spec = jax.ShapeDtypeStruct((kept(ratio, like.size),), jnp.float32)
+            chosen = values.decode(chosen, spec, key)
+        return _scattered(chosen, payload.indices, like)
+
+    if values is None:
+        return Compressor(encode, decode, "top_k")
+    return Compressor(
+        encode,
+        decode,
+        f"top_k of {values.name}",
+        stochastic=values.stochastic,
+        shared_key=values.shared_key,
+        contracts=values.contracts,
+    )
+
+
+def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
+    """The same k entries of every worker, drawn anew each time from a shared key.
+
+    All subsets of k are equally likely. Their indices follow from the key, which all
+    workers have, so they are not sent, and payloads can be summed on the way::
+
+        q_i = v_i for i in S, or scaled (n / k) v_i: then E[q] = v and
+        E |q - v|^2 = (n / k - 1) |v|^2
+
+    Args:
+        ratio: k / n, above 0 and at most 1; k is ``ratio n`` rounded, at least 1.
+        scaled: Multiply by n / k, which makes the code unbiased, for use without error
+            feedback: its error may be larger than what it encodes.
+
+    Returns:
+        A compressor of ``4 k`` bytes. With k = n it is the array.
+
+    Raises:
+        ValueError: ``ratio`` outside (0, 1]; or, when used, no key.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from parsgd.compressors import random_k
+        >>> code, v = random_k(ratio=0.5), jnp.array([1.0, 2.0, 3.0, 4.0])
+        >>> payload = code.encode(v, jax.random.key(0))
+        >>> payload.values.shape
+        (2,)
+        >>> int(jnp.sum(code.decode(payload, v, jax.random.key(0)) == v))
+        2
+    """
+    _check_ratio("ratio", ratio)
+
+    def chosen(n, key):
+        if key is None:
+            raise ValueError("random_k draws its indices: give encode and decode a key")
+        bits = jax.random.bits(key, (n,), jnp.uint32)
+        # The ranks of n random numbers are a random order.
+        return largest(bits, kept(ratio, n), order=lambda b: b >> 1)
+
+    def encode(x: jax.Array, key: Key = None) -> RandomK:
+        v = _flat(x)
+        whole = kept(ratio, v.size) == v.size
+        return RandomK(v if whole else v[chosen(v.size, key)])
+
+    def decode(payload: RandomK, like: Any, key: Key = None) -> jax.Array:
+        n, k = like.size, payload.values.size
+        if k == n:
+            return _scattered(payload.values, None, like)
+        sent = payload.values * (n / k) if scaled else payload.values
+        return _scatter(sent, chosen(n, key), like)
+
+    return Compressor(
+        encode,
+        decode,
+        "random_k scaled" if scaled else "random_k",
+        stochastic=True,
+        shared_key=True,
+        sums=True,
+        contracts=not scaled,
+    )
+
+
+def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
+    """The entries of at least tau in absolute value, as far as there is room.
+
+    A compiled program sends arrays of a fixed size: room for k entries. If fewer reach
+    tau the rest of the room holds zeros; if more do the k largest are sent, and error
+    feedback keeps the others for later. NaN is never sent.
+
+    Args:
+        tau: Smallest absolute value to send, 0 or more.
+        capacity_ratio: k / n, above 0 and at most 1; k is rounded, and at least 1.
+
+    Returns:
+        A compressor of ``4 k + index_bytes(k, n) + 4`` bytes; see `top_k`.
+
+    Raises:
+        ValueError: ``tau`` negative or not finite; ``capacity_ratio`` outside (0, 1].
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import threshold
+        >>> code = threshold(tau=2.0, capacity_ratio=0.75)
+        >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
+        >>> payload = code.encode(v, None)
+        >>> int(payload.count)
+        2
+        >>> code.decode(payload, v, None)
+        Array([-5.,  0.,  0.,  2.], dtype=float32)
+
+    Note:
+        Below tau nothing is sent, so the error does not shrink in proportion to the
+        array. It does not grow either: with error feedback an entry waits until it
+        reaches tau, so ``contracts`` is set.
+    """
+    if not (math.isfinite(tau) and tau >= 0):
+        raise ValueError(f"tau={tau}: a magnitude, so a finite number of 0 or more")
+    _check_ratio("capacity_ratio", capacity_ratio)
+
+    def encode(x: jax.Array, key: Key = None) -> Sparse:
+        del key
+        v = _flat(x)
+        index = largest(v, kept(capacity_ratio, v.size))
+        chosen = v[index]
+        reach = jnp.abs(chosen) >= tau
+        count = jnp.sum(reach, dtype=jnp.int32)
+        return Sparse(jnp.where(reach, chosen, 0), _packed(index, v.size), count)
+
+    def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
+        del key
+        return _scattered(payload.values, payload.indices, like)
+
+    return Compressor(encode, decode, "threshold")
+
+
+def _check_ratio(name: str, ratio: float) -> None:
+    if not 0 < ratio <= 1:
+        raise ValueError(
+            f"{name}={ratio}: the share of entries that is sent, above 0 and at most 1 "
+            "(0.01 for 1 %)"
+        )
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32).reshape(-1)
+
+
+def _packed(index: jax.Array, n: int) -> jax.Array | None:
+    return None if index.size == n else pack_indices(index, n)
+
+
+def _scattered(values: jax.Array, packed: jax.Array | None, like: Any) -> jax.Array:
+    if packed is None:
+        return values.reshape(like.shape).astype(like.dtype)
+    return _scatter(values, unpack_indices(packed, values.size, like.size), like)
+
+
+def _scatter(values: jax.Array, index: jax.Array, like: Any) -> jax.Array:
+    v = jnp.zeros(like.size, jnp.float32)
+    v = v.at[index].set(values, unique_indices=True, indices_are_sorted=True)
+    return v.reshape(like.shape).astype(like.dtype)
