@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 
 from parsgd.comm import DEVICES
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 LANE_CACHE_BYTES = 8 << 20
 LARGE_STEP_FLOPS = 1e8
@@ -52,10 +53,10 @@ class Placement(NamedTuple):
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        platform = self.devices[0].platform
+        devices = counted(len(self.devices), f"{self.devices[0].platform} device")
         return (
-            f"{self.kind}: {self.workers} workers = {len(self.devices)} "
-            f"{platform} device(s) x {self.lanes} lane(s) ({self.reason})"
+            f"{self.kind}: {counted(self.workers, 'worker')} = {devices} x "
+            f"{counted(self.lanes, 'lane')} ({self.reason})"
         )
 
 
@@ -169,9 +170,10 @@ def place(
             below = workers // count * count
             near = f"{below} or {below + count}" if below else f"{count}"
             raise UserError(
-                f"{workers} workers do not divide over {count} devices: use "
-                f"workers={near}, or placement.devices="
-                f"{_largest_divisor(workers, count)}, or placement=vmap"
+                f"{counted(workers, 'worker')} cannot be spread evenly over "
+                f"{counted(count, 'device')}: use workers={near}, or "
+                f"placement.devices={_largest_divisor(workers, count)}, or "
+                "placement=vmap"
             )
     elif kind != "auto":
         count, reason = _largest_divisor(workers, len(found)), "as asked"
@@ -181,9 +183,11 @@ def place(
         else:
             cores = min(len(found), os.cpu_count() or 1)
             count = _largest_divisor(workers, cores)
-            reason = f"workers differ between rounds: spread over {cores} core(s)"
+            reason = (
+                f"workers differ between rounds: spread over {counted(cores, 'core')}"
+            )
     else:
         count = _largest_divisor(workers, len(found))
-        reason = f"{len(found)} accelerator(s)"
+        reason = counted(len(found), "accelerator")
     chosen = ("vmap" if count == 1 else "shard_map") if kind == "auto" else kind
     return Placement(chosen, tuple(found[:count]), workers // count, reason)

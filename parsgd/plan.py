@@ -14,6 +14,7 @@ import numpy as np
 from parsgd.core import Phase
 from parsgd.data.order import Order, Tail
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 
 class Plan(NamedTuple):
@@ -49,10 +50,11 @@ class Plan(NamedTuple):
         """Lines for the start of a run: sizes and what becomes of partial batches."""
         order = self.order
         lines = [
-            f"{order.workers} worker(s) x worker_batch {order.worker_batch} = "
-            f"global_batch {order.global_batch}; {order.steps_per_epoch} steps and "
-            f"{order.samples_per_epoch} samples per epoch; "
-            f"{self.steps} steps of {self.local_steps} per round",
+            f"{counted(order.workers, 'worker')} x worker_batch {order.worker_batch} = "
+            f"global_batch {order.global_batch}; "
+            f"{counted(order.steps_per_epoch, 'step')} and "
+            f"{counted(order.samples_per_epoch, 'sample')} per epoch; "
+            f"{counted(self.steps, 'step')}, {self.local_steps} per round",
             order.describe(),
         ]
         if self.local_steps > self.steps:

@@ -9,6 +9,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from parsgd.train import Observer, Record
+from parsgd.words import decimals
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,6 @@ class Display(Observer):
         self._bar: Progress | None = None
         self._row = TaskID(0)
         self._accuracy: float | None = None
-
-    def with_lines(self, lines: Sequence[str]) -> "Display":
-        """The same display, with more to print at the start."""
-        self._lines = (*self._lines, *lines)
-        return self
 
     def __enter__(self) -> "Display":
         return self
@@ -98,10 +94,11 @@ def compare(sent: float, dense: float) -> str:
 
 def _text(record: Record, accuracy: float | None) -> str:
     loss = record.get("batch_loss")
-    parts = [f"loss {loss:.4f}"] if loss is not None else []
+    parts = [f"loss {decimals(loss)}"] if loss is not None else []
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.4f}")
     if record["seconds"]:
-        parts.append(f"{record['samples'] / record['seconds']:,.0f} samples/s")
+        rate = record["samples"] / record["seconds"]
+        parts.append(f"{rate:,.0f} samples/s on average")
     parts.append(f"{decimal(round(record['bytes']))} sent")
     return ", ".join(parts)

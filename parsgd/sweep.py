@@ -22,12 +22,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
 
 from parsgd.errors import UserError
 from parsgd.messages import explain, is_mistake
 from parsgd.placement import want_cpu_devices
+from parsgd.words import counted
 
 
 class Sweep(Callback):
@@ -69,7 +68,7 @@ class Sweep(Callback):
                 _list_jobs(jobs)
                 raise SystemExit(0)
             _make_folder(folder, "hydra.sweep.dir")
-            print(f"{_count(len(jobs), 'job')} in {folder}", flush=True)
+            print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
             values = [_override(job, "placement.devices") for job in jobs]
             make_devices([config.placement.devices, *values])
         except Exception as error:
@@ -140,33 +139,25 @@ def show_report(
         How many jobs failed, diverged or were interrupted.
     """
     from parsgd import report, results
+    from parsgd.report import terminal
 
     jobs = results.load(dirs)
     paths = report.build(dirs, out, target)
-    console = Console()
-    if console.is_terminal:
-        shown = results.readable(results.table(jobs, target))
-        table = Table(*shown.columns, header_style="bold")
-        for row in shown.rows():
-            table.add_row(*row)
-        console.print(table, markup=False)
-    else:
-        print(paths.markdown.read_text())
+    terminal.show(jobs, target)
     bad = [job for job in jobs if job.status != "completed"]
     for job in bad:
         print(f"{job.status}: {job.folder}: {job.reason}")
     done = len(jobs) - len(bad)
-    print(f"{done} of {_count(len(jobs), 'job')} completed")
+    print(f"{done} of {counted(len(jobs), 'job')} completed")
+    print(
+        f"table: {paths.markdown}, all columns: {paths.csv.name}, {paths.parquet.name}"
+    )
     print(f"page: {paths.page}")
     return len(bad)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
-    print(_count(len(jobs), "job"))
+    print(counted(len(jobs), "job"))
     for number, job in enumerate(jobs):
         print(f"#{number} {' '.join(job)}".rstrip())
 

@@ -12,6 +12,7 @@ from parsgd.engine import Engine
 from parsgd.plan import Segment, make_plan, segments
 from parsgd.progress import compare
 from parsgd.traffic import Traffic
+from parsgd.words import counted
 
 
 def show(built: Built, console: Console | None = None) -> None:
@@ -44,7 +45,7 @@ def show(built: Built, console: Console | None = None) -> None:
     )
     for phase, part in usual.items():
         found = engine.traffic(phase, part.local_steps)
-        title = f"per worker and round of {part.local_steps} local step(s)"
+        title = f"per worker and round of {counted(part.local_steps, 'local step')}"
         if len(usual) > 1:
             title += f", from step {schedule[phase].start}"
         console.print(_table(found, title))

@@ -150,6 +150,15 @@ def test_failed_and_empty_jobs_are_rows(tmp_path):
     assert frame.height == 3 and frame["accuracy"].null_count() == 3
     assert "bad | batch" in set(frame["reason"])
     assert "bad \\| batch" in results.markdown(frame)
+    assert "|  |" not in results.markdown(frame)
+
+
+def test_huge_numbers_are_short(tmp_path):
+    for i, rate in enumerate([0.1, 1e30]):
+        asked = [f"optimizer.learning_rate={rate}"]
+        fake_job(tmp_path / str(i), overrides=asked, rate=rate)
+    frame = results.table(results.load(tmp_path))
+    assert "| 1e+30 |" in results.markdown(frame)
 
 
 def test_export_keeps_the_numbers(tmp_path):

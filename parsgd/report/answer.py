@@ -37,6 +37,7 @@ def sentences(part: Part) -> list[str]:
         return [text, f"Lowest final test loss: {lowest['configuration']}, {loss}."]
     sure = [row for row in rows if always_reached(row)]
     said = [f"The target is a test accuracy of {_target(part)}."]
+    said += [f"{part.target.caution}."] if part.target.caution else []
     if not sure:
         best = max(rows, key=lambda r: r["accuracy"] if r["accuracy"] else -1.0)
         said.append(
@@ -143,8 +144,8 @@ def _target(part: Part) -> str:
 
 def _seconds(row: Row) -> str:
     value = row["seconds_to_target"]
-    form = ".2f" if value < 10 else ".1f" if value < 100 else ".0f"
-    return plus_minus(value, row["seconds_to_target_sem"], form) + " s"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return plus_minus(value, row["seconds_to_target_sem"], digits) + " s"
 
 
 def _accuracy(row: Row) -> str:

@@ -20,6 +20,7 @@ from parsgd.report.study import Part, Study, curves_of, drawn
 from parsgd.report.style import DASHES, worker_counts
 from parsgd.results import COLUMNS
 from parsgd.results.export import size
+from parsgd.words import counted
 
 NOTES = {
     "convergence": "Lines are means over the runs of a configuration, at the "
@@ -88,9 +89,9 @@ def _subtitle(study: Study) -> str:
     started = sorted(job.started[:10] for job in study.jobs if job.started)
     days = list(dict.fromkeys([*started[:1], *started[-1:]]))
     when = f"run {' to '.join(days)}, " if days else ""
-    n = len(study.jobs)
+    configurations = counted(study.table.height, "configuration")
     return escape(
-        f"{n} job{'s' * (n != 1)} ({ended}) of {study.table.height} configurations; "
+        f"{counted(len(study.jobs), 'job')} ({ended}) of {configurations}; "
         f"{when}report made {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     )
 
@@ -193,7 +194,7 @@ def _problems(study: Study) -> str:
     ]
     repeats = sum(entry.group.repeats for entry in _entries(study))
     set_aside = (
-        f"<p>{repeats} jobs repeat the configuration and seed of another and were set "
+        f"<p>{counted(repeats, 'job')} with the configuration and seed of another set "
         "aside: a completed one counts before others, then the latest.</p>"
         if repeats
         else ""
@@ -241,7 +242,7 @@ def _environment(study: Study) -> str:
 def _machine(machine: Mapping[str, Any]) -> str:
     kinds = Counter(str(d) for d in machine.get("devices") or ())
     devices = ", ".join(kinds) or "not recorded"
-    memory = size(machine.get("memory_bytes")) or "unknown"
+    memory = size(machine.get("memory_bytes"))
     return (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {memory} memory, "
         f"{machine.get('platform')}; devices: {devices}"

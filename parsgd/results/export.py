@@ -7,6 +7,9 @@ import polars as pl
 
 from parsgd.results.files import write_atomic
 from parsgd.results.table import COLUMNS
+from parsgd.words import decimals
+
+MISSING = "-"  # in tables to read; in the files for programs it is a null
 
 _HIDDEN = {
     "accuracy_sem",
@@ -56,26 +59,33 @@ def readable(table: pl.DataFrame) -> pl.DataFrame:
     Args:
         table: as `table` returns it.
     """
-    shown = {}
-    for name in table.columns:
-        if name in _HIDDEN or (name in _OPTIONAL and _says_nothing(table, name)):
-            continue
-        heading, unit = _heading(name)
-        values = [_text(row, name, unit) for row in table.iter_rows(named=True)]
-        shown[heading] = pl.Series(heading, values, pl.String)
-    return pl.DataFrame(list(shown.values()))
+    return pl.DataFrame(
+        [
+            pl.Series(_heading(name), texts(table, name), pl.String)
+            for name in table.columns
+            if name not in _HIDDEN
+            and not (name in _OPTIONAL and _says_nothing(table, name))
+        ]
+    )
+
+
+def texts(table: pl.DataFrame, name: str) -> list[str]:
+    """A column as a person reads it, with the errors and n that belong to it."""
+    return [_text(row, name) for row in table.iter_rows(named=True)]
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """A number for reading: few digits, thousands grouped, no exponent where avoidable.
 
     Examples:
-        >>> number(12345.6), number(0.01234), number(3.0), number(None), number(2e-7)
-        ('12,346', '0.0123', '3', '', '2e-07')
+        >>> number(12345.6), number(0.01234), number(3.0), number(2e-7), number(1e30)
+        ('12,346', '0.0123', '3', '2e-07', '1e+30')
+        >>> number(None)
+        '-'
     """
     if value is None:
-        return ""
-    if abs(value) >= 100:
+        return MISSING
+    if 100 <= abs(value) < 1e12:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
@@ -85,27 +95,29 @@ def size(value: float | None) -> str:
 
     Examples:
         >>> size(0), size(1500), size(2_340_000), size(None)
-        ('0 B', '1.5 kB', '2.34 MB', '')
+        ('0 B', '1.5 kB', '2.34 MB', '-')
     """
     if value is None:
-        return ""
+        return MISSING
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
-    return f"{value:,.3g} TB"
+    return f"{value:.3g} TB"
 
 
-def plus_minus(mean: float | None, sem: float | None, form: str = ".4f") -> str:
+def plus_minus(mean: float | None, sem: float | None, digits: int = 4) -> str:
     """A mean with its standard error, where there is one.
 
     Examples:
         >>> plus_minus(0.97, 0.001), plus_minus(0.97, None), plus_minus(None, None)
-        ('0.9700 ± 0.0010', '0.9700', '')
+        ('0.9700 ± 0.0010', '0.9700', '-')
     """
     if mean is None:
-        return ""
-    return f"{mean:{form}}" + (f" ± {sem:{form}}" if sem is not None else "")
+        return MISSING
+    return decimals(mean, digits) + (
+        f" ± {decimals(sem, digits)}" if sem is not None else ""
+    )
 
 
 def _says_nothing(table: pl.DataFrame, name: str) -> bool:
@@ -116,29 +128,31 @@ def _says_nothing(table: pl.DataFrame, name: str) -> bool:
     return table[name].is_null().all()
 
 
-def _heading(name: str) -> tuple[str, str]:
+def _heading(name: str) -> str:
     if name not in COLUMNS:
-        return name, ""
+        return name
     column = COLUMNS[name]
     # Bytes choose their own prefix in every cell.
     unit = f" ({column.unit})" if column.unit and column.unit != "B" else ""
-    return column.title + unit, column.unit
+    return column.title + unit
 
 
-def _text(row: dict, name: str, unit: str) -> str:
+def _text(row: dict, name: str) -> str:
     value = row[name]
-    if name == "accuracy" and value is not None:
+    if value is None:
+        return MISSING
+    if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
-    if name == "seconds_to_target" and value is not None:
-        form = ".4f" if value < 1 else ".2f" if value < 100 else ".0f"
-        return plus_minus(value, row["seconds_to_target_sem"], form)
-    if unit == "B":
+    if name == "seconds_to_target":
+        digits = 4 if value < 1 else 2 if value < 100 else 0
+        return plus_minus(value, row["seconds_to_target_sem"], digits)
+    if name in COLUMNS and COLUMNS[name].unit == "B":
         return size(value)
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int) and name not in ("samples_to_target",):
         return str(value)
-    return number(value) if isinstance(value, int | float) else value or ""
+    return number(value) if isinstance(value, int | float) else value or MISSING
 
 
 def _cell(value: str) -> str:

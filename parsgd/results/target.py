@@ -1,20 +1,29 @@
 """The accuracy that configurations race to, and the evaluation that reaches it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from parsgd.errors import UserError
 from parsgd.results.files import Job
 from parsgd.results.groups import Group
+from parsgd.words import counted
 
 SHARE = 0.98  # of the best accuracy: near the top, yet within reach of most
+FEW = 4  # runs; the best of fewer says little about what can be reached
 
 
 class Target(NamedTuple):
-    """A test accuracy to reach, None where there is none, and where it comes from."""
+    """A test accuracy to reach.
+
+    Attributes:
+        value: None where there is none.
+        origin: Where it comes from.
+        caution: What weakens it, or nothing.
+    """
 
     value: float | None
     origin: str
+    caution: str = ""
 
 
 def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, Target]:
@@ -36,12 +45,12 @@ def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, T
             if 1 < target <= 100
             else f"target {target:g} is not an accuracy: give a fraction in (0, 1]"
         )
-    by_task: dict[str, list[Job]] = {}
+    by_task: dict[str, list[Group]] = {}
     for group in groups:
-        by_task.setdefault(group.task, []).extend(group.jobs)
+        by_task.setdefault(group.task, []).append(group)
     if target is not None:
         return {task: Target(target, "as asked") for task in by_task}
-    return {task: _default(jobs) for task, jobs in by_task.items()}
+    return {task: _default(same) for task, same in by_task.items()}
 
 
 def reached(job: Job, target: float | None) -> dict[str, Any] | None:
@@ -59,18 +68,30 @@ def reached(job: Job, target: float | None) -> dict[str, Any] | None:
     return None
 
 
-def _default(jobs: Iterable[Job]) -> Target:
-    jobs = list(jobs)
+def _default(groups: Sequence[Group]) -> Target:
+    jobs = [job for group in groups for job in group.jobs]
     first, *others = {job.config.get("target_accuracy") for job in jobs}
     if first is not None and not others:
         return Target(float(first), "the target_accuracy of every config")
-    accuracies = [
-        line["test_accuracy"]
-        for job in jobs
-        for line in job.metrics
-        if line.get("test_accuracy") is not None
-    ]
-    value = round(SHARE * max(accuracies, default=0.0), 3)
+    best = max((_best(job) for job in jobs), default=0.0)
+    value = round(SHARE * best, 3)
     if value <= 0:
         return Target(None, "no test accuracy was measured")
-    return Target(value, f"{SHARE:.0%} of the best, {max(accuracies):.4f}")
+    return Target(value, f"{SHARE:.0%} of the best, {best:.4f}", _caution(groups))
+
+
+def _best(job: Job) -> float:
+    known = (line.get("test_accuracy") for line in job.metrics)
+    return max((accuracy for accuracy in known if accuracy is not None), default=0.0)
+
+
+def _caution(groups: Sequence[Group]) -> str:
+    runs = [sum(_best(job) > 0 for job in group.jobs) for group in groups]
+    configurations = sum(n > 0 for n in runs)
+    if configurations > 1 and sum(runs) >= FEW:
+        return ""
+    return (
+        f"It rests on {counted(sum(runs), 'run')} of "
+        f"{counted(configurations, 'configuration')} only: set one of your own with "
+        "`parsgd report DIR target=ACCURACY`"
+    )

@@ -1,0 +1,104 @@
+"""The end of a sweep on a terminal: the columns that matter and fit, and the target."""
+
+from collections.abc import Sequence
+
+import polars as pl
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parsgd import results
+from parsgd.results import COLUMNS, Job
+from parsgd.results.export import MISSING, plus_minus, texts
+
+HEADINGS = {
+    "accuracy": "Accuracy\n± se (n)",
+    "test_loss": "Test loss",
+    "seconds_to_target": "Seconds\nto target",
+    "samples_to_target": "Samples\nto target",
+    "bytes_to_target": "Bytes\nto target",
+    "reached": "Reached\ntarget",
+    "samples_per_second": "Samples/s",
+}
+# Given up one after the other on a narrow terminal.
+SPARE = ("samples_per_second", "samples_to_target", "reached", "bytes_to_target")
+PIPED = 120  # columns, where there is no terminal; more if the table needs them
+
+
+def show(
+    jobs: Sequence[Job], target: float | None = None, console: Console | None = None
+) -> None:
+    """Print the table of these jobs and what their target is.
+
+    Args:
+        jobs: As `parsgd.results.load` returns them.
+        target: As for `parsgd.results.targets`.
+        console: Where to. Without a terminal nothing is left out.
+    """
+    table, console = results.table(jobs, target), console or Console()
+    names = [*naming(table), *_measured(table)]
+    drawn = _drawn(table, names)
+    if not console.is_terminal:
+        console.width = max(PIPED, _width(console, drawn))
+    for spare in SPARE:
+        if _width(console, drawn) > console.width and spare in names:
+            names.remove(spare)
+            drawn = _drawn(table, names)
+    console.print(drawn)
+    goals = results.targets(results.group(jobs), target)
+    for task, goal in goals.items():
+        of = f" of {task}" if len(goals) > 1 else ""
+        value = "none" if goal.value is None else f"accuracy {goal.value:g}"
+        print(f"target{of}: {value} ({goal.origin})", file=console.file)
+        if goal.caution:
+            print(goal.caution, file=console.file)
+
+
+def naming(table: pl.DataFrame) -> list[str]:
+    """The columns that tell the configurations apart, and no more than that."""
+    names = ["strategy"]
+    varied = [name for name in table.columns if name not in COLUMNS]
+    for name in ("task", *varied, "workers", "local_steps", "global_batch"):
+        longer = [*names, name]
+        if table.select(longer).n_unique() > table.select(names).n_unique():
+            names = longer
+    return names
+
+
+def _measured(table: pl.DataFrame) -> list[str]:
+    known = [name for name in HEADINGS if table[name].is_not_null().any()]
+    # The loss is for where there is no accuracy.
+    return [name for name in known if name != "test_loss" or "accuracy" not in known]
+
+
+def _drawn(table: pl.DataFrame, names: Sequence[str]) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    columns = []
+    for name in names:
+        title = COLUMNS[name].title if name in COLUMNS else name
+        number = name in HEADINGS or table[name].dtype.is_numeric()
+        drawn.add_column(
+            Text(HEADINGS.get(name, title)),
+            justify="right" if number else "left",
+            overflow="fold",  # where even the fewest columns do not fit: never cut
+        )
+        cells = _accuracies(table) if name == "accuracy" else texts(table, name)
+        columns.append(map(Text, cells))
+    for row in zip(*columns, strict=True):
+        drawn.add_row(*row)
+    return drawn
+
+
+def _accuracies(table: pl.DataFrame) -> list[str]:
+    columns = table.select("accuracy", "accuracy_sem", "n").iter_rows()
+    return [
+        MISSING if mean is None else f"{plus_minus(mean, sem)} ({n})"
+        for mean, sem, n in columns
+    ]
+
+
+def _width(console: Console, drawn: Table) -> int:
+    """What the table would take if there were room."""
+    room = console.options.update(max_width=10_000)
+    return console.measure(drawn, options=room).maximum
