@@ -9,39 +9,45 @@ workers and on devices; what it sends is counted from its own program.
     ...     workers=4, local_steps=8, worker_batch=16, epochs=2)
     >>> run.status
     'completed'
+
+Names are imported at their first use: the command's help and lists need no JAX.
 """
 
-from parsgd import comm, compressors, models, reducers, scaling, strategies, traffic
-from parsgd.compressors import one_bit
-from parsgd.core import Phase, Strategy, TrainState
-from parsgd.errors import UserError
-from parsgd.placement import Placement, place
-from parsgd.reducers import all_reduce, error_feedback
-from parsgd.strategies import (
-    block_momentum,
-    block_momentum_from_time_constant,
-    data_parallel,
-    diloco,
-    local_sgd,
-    one_bit_sgd,
-    outer_loop,
-    post_local_sgd,
-    single,
-    sync_sgd,
-)
-from parsgd.tasks import (
-    Batch,
-    Task,
-    breast_cancer,
-    classification,
-    csv,
-    digits,
-    fashion_mnist,
-    npz,
-    synthetic,
-    text,
-)
-from parsgd.train import Observer, Run, fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parsgd import comm, compressors, models, reducers, scaling, strategies, traffic
+    from parsgd.compressors import one_bit
+    from parsgd.core import Phase, Strategy, TrainState
+    from parsgd.errors import UserError
+    from parsgd.placement import Placement, place
+    from parsgd.reducers import all_reduce, error_feedback
+    from parsgd.strategies import (
+        block_momentum,
+        block_momentum_from_time_constant,
+        data_parallel,
+        diloco,
+        local_sgd,
+        one_bit_sgd,
+        outer_loop,
+        post_local_sgd,
+        single,
+        sync_sgd,
+    )
+    from parsgd.tasks import (
+        Batch,
+        Task,
+        breast_cancer,
+        classification,
+        csv,
+        digits,
+        fashion_mnist,
+        npz,
+        synthetic,
+        text,
+    )
+    from parsgd.train import Observer, Run, fit
 
 __version__ = "0.1.0"
 
@@ -86,3 +92,51 @@ __all__ = [
     "text",
     "traffic",
 ]
+
+# Where the names of __all__ stand; the others are modules of their own.
+_HOMES = {
+    "compressors": ("one_bit",),
+    "core": ("Phase", "Strategy", "TrainState"),
+    "errors": ("UserError",),
+    "placement": ("Placement", "place"),
+    "reducers": ("all_reduce", "error_feedback"),
+    "strategies": (
+        "block_momentum",
+        "block_momentum_from_time_constant",
+        "data_parallel",
+        "diloco",
+        "local_sgd",
+        "one_bit_sgd",
+        "outer_loop",
+        "post_local_sgd",
+        "single",
+        "sync_sgd",
+    ),
+    "tasks": (
+        "Batch",
+        "Task",
+        "breast_cancer",
+        "classification",
+        "csv",
+        "digits",
+        "fashion_mnist",
+        "npz",
+        "synthetic",
+        "text",
+    ),
+    "train": ("Observer", "Run", "fit"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_HOME.get(name, name)}")
+    value = getattr(module, name) if name in _HOME else module
+    globals()[name] = value  # from now on without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

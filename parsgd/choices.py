@@ -20,8 +20,6 @@ def show(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         print(USAGE, end="")
         return 0
-    from parsgd.config import conf_dir
-
     folder, groups = config_dir(arguments)
     found = choices(conf_dir())
     for group, names in choices(folder).items() if folder else ():
@@ -38,6 +36,13 @@ def show(arguments: list[str]) -> int:
             print(f"  {name:<{width}}  {text}")
     sys.stdout.flush()
     return 0
+
+
+def conf_dir() -> Path:
+    """The shipped configs: inside an installed package, else the repository's."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def choices(conf: Path) -> dict[str, dict[str, str]]:
@@ -86,8 +91,6 @@ def config_dir(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def _refuse_hidden(folder: Path) -> None:
     """Of two files with one name Hydra would take the shipped one without a word."""
-    from parsgd.config import conf_dir
-
     for path in sorted(folder.rglob("*.yaml")):
         shipped = conf_dir() / path.relative_to(folder)
         if shipped.is_file() and shipped.read_bytes() != path.read_bytes():

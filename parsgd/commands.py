@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parsgd import config
-from parsgd.choices import config_dir
+from parsgd.choices import conf_dir, config_dir
 from parsgd.errors import UserError
 from parsgd.targets import ALLOWED, named_packages
 
@@ -30,7 +30,10 @@ Takes one configuration, written as for `parsgd train`.
 REPORT = """\
 usage: parsgd report DIR... [target=ACCURACY] [out=DIR]
 
-Rebuilds table, figures and page from the folders of runs or sweeps.
+Rebuilds table, figures and page from the folders of runs or sweeps, searched to the
+bottom: several are compared with each other. What is written goes to `report` in the
+first of them, or to out=DIR. The target is ACCURACY if given, else the target_accuracy
+of the configs if all agree on one, else 98 % of the best that was reached.
 
   parsgd report multirun/2026-01-31/12-00-00-000000
   parsgd report outputs multirun target=0.97 out=compared
@@ -58,7 +61,7 @@ def train(arguments: list[str]) -> int:
         if sweeping:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
-        outcome = run_job(cfg, folder, overrides, allowed=allowed)
+        outcome = run_job(cfg, folder, overrides, allowed=allowed, alone=not sweeping)
         if sweeping:
             print(_ending(outcome), flush=True)
         elif outcome.status == "completed":
@@ -75,7 +78,7 @@ def train(arguments: list[str]) -> int:
     try:
         application = hydra.main(
             version_base="1.3",
-            config_path=str(config.conf_dir()),
+            config_path=str(conf_dir()),
             config_name="config",
         )
         application(job)()
@@ -123,7 +126,7 @@ def traffic(arguments: list[str]) -> int:
         path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
         overrides.append(f"hydra.searchpath=['file://{path}']")
     config.register()
-    with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
     built = config.build(cfg, allowed=_allowed(arguments, folder))
     show(built)

@@ -13,7 +13,6 @@ function's own signature. Two resolvers help:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import optax
@@ -89,13 +88,6 @@ class Built(NamedTuple):
     arguments: dict[str, Any]
     facts: dict[str, Any]
     lines: tuple[str, ...]
-
-
-def conf_dir() -> Path:
-    """The shipped configs: inside an installed package, else the repository's."""
-    package = Path(__file__).parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def register() -> None:

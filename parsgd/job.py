@@ -1,9 +1,11 @@
 """One job: build a config, train, and leave its files behind, however it ends."""
 
+import contextlib
 import datetime
 import json
 import logging
 import os
+import shutil
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +49,7 @@ def run_job(
     overrides: Sequence[str] = (),
     *,
     allowed: Sequence[str] = ALLOWED,
+    alone: bool = False,
     console: Console | None = None,
 ) -> Outcome:
     """Run a job in its folder, unless the folder holds this very job's result.
@@ -59,6 +62,8 @@ def run_job(
         folder: The job's own folder; `parsgd.results` describes the files.
         overrides: What the user changed, for the record.
         allowed: Top-level packages whose functions the config may call.
+        alone: Whether it is no job of a sweep. Then one that is refused leaves nothing,
+            where in a sweep its reason becomes a row of the table.
         console: Where to show progress.
 
     Raises:
@@ -67,7 +72,8 @@ def run_job(
     console = console or Console()
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     display = Display(console)
-    config, begun = _as_stored(cfg), False
+    recorder = _Recorder(folder, display)
+    config = _as_stored(cfg)
     if done := _settled(folder, config):
         return Outcome(done, skipped=True)
     try:
@@ -79,17 +85,18 @@ def run_job(
             return Outcome(done, skipped=True)
         if (folder / RESULT).exists():
             display.say("its config has changed or it failed: it is run again")
-        results.begin(folder, config)
-        begun = True
-        outcome, measured = _train(built, folder, display)
+        outcome, measured = _train(built, display, recorder)
     except Exception as error:
-        # For the log file alone: the console gets the reason.
-        log.info("the job failed:\n%s", traceback.format_exc())
         if cfg.get("debug"):
             traceback.print_exc()
-        if not begun:
-            results.begin(folder, config)
         outcome = Outcome("failed", _reason(error), isinstance(error, UserError))
+        if not recorder.begun:
+            if alone and outcome.mistake:
+                _remove_if_empty(folder)
+                return outcome
+            results.begin(folder, config)
+        # For the log file alone: the console gets the reason.
+        log.info("the job failed:\n%s", traceback.format_exc())
         measured = {"summary": {}, "final": None, "best": None}
         measured["machine"] = results.machine()
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
@@ -112,31 +119,38 @@ def cache_compilations() -> None:
 
 
 class _Recorder(Observer):
-    """Appends each record to the job's metrics, and shows it."""
+    """Begins the job's files, appends each record to them, and shows it."""
 
     def __init__(self, folder: Path, display: Display):
         self._folder, self._display = folder, display
-        self.records: list[Record] = []
+        self.config: dict[str, Any] = {}
+        self.lines: tuple[str, ...] = ()
+        self.begun = False
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
-        self._display.start(summary, lines)
+        # Not before: `fit` has refused by now what it refuses.
+        results.begin(self._folder, self.config)
+        self.begun = True
+        self._display.start(summary, (*lines, *self.lines))
 
     def progress(self, step: int, steps: int, record: Record) -> None:
         self._display.progress(step, steps, record)
 
     def record(self, record: Record) -> None:
-        self.records.append(record)
         results.append(self._folder, record)
         self._display.record(record)
 
 
-def _train(built: Built, folder: Path, display: Display) -> tuple[Outcome, dict]:
+def _train(
+    built: Built, display: Display, recorder: _Recorder
+) -> tuple[Outcome, dict[str, Any]]:
     _reset_peak_memory()
+    recorder.config, recorder.lines = built.config, built.lines
     with display:
         run = fit(
             built.task,
             built.strategy,
-            observer=_Recorder(folder, display.with_lines(built.lines)),
+            observer=recorder,
             **built.arguments,
         )
     summary = run.summary | built.facts | {"peak_memory_bytes": _peak_memory()}
@@ -176,6 +190,16 @@ def _settled(folder: Path, config: dict[str, Any]) -> str | None:
     same = result.get("config") == json.loads(json.dumps(config, default=str))
     status = result.get("status")
     return status if same and status in ("completed", "diverged") else None
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a run's folder, and what it alone stood in, if only Hydra wrote there."""
+    if {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it ends at the first that holds more
+            for parent in folder.parents:
+                if Path.cwd() in parent.parents:
+                    parent.rmdir()
 
 
 def _reason(error: Exception) -> str:

@@ -12,8 +12,10 @@ from hydra.errors import (
     MissingConfigException,
     OverrideParseException,
 )
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from parsgd.choices import choices, conf_dir
 from parsgd.errors import UserError
 
 _NO_CHOICE = "Config group override must be a string"
@@ -59,7 +61,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if match := re.match(r"In '(.+)': \w+ raised while composing config", text):
         return _in_file(match[1], error)
     if match := re.match(r"Could not override '(.+?)'\.? ?(.*)", text):
-        return _not_overridable(match[1], error.__cause__)
+        return _not_overridable(match[1], error.__cause__, arguments)
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and cause is not None:
         text = f"{text}: {_first_line(cause)}"
@@ -91,7 +93,9 @@ def _missing(error: MissingConfigException) -> str:
     )
 
 
-def _not_overridable(key: str, cause: BaseException | None) -> str:
+def _not_overridable(
+    key: str, cause: BaseException | None, arguments: Sequence[str]
+) -> str:
     if not isinstance(cause, OmegaConfBaseException):
         return (
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."
@@ -102,17 +106,35 @@ def _not_overridable(key: str, cause: BaseException | None) -> str:
     key = cause.full_key or key
     parent, _, name = key.rpartition(".")
     keys = _siblings(cause)
+    target = _target(cause)
     where = f" in {parent}" if parent else ""
-    there = "It has" if parent else "There are"
+    where += f", which is {target} here" if target else ""
+    there = f"{target or 'It'} has" if parent else "There are"
     listed = f" {there} {', '.join(keys)}." if keys else ""
     text = f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
+    if parent and len(_choices_of(parent, arguments)) > 1:
+        return (
+            f"{text} A sweep sets a key in all of its jobs: what only one {parent} "
+            "has, sweep by itself; `parsgd report DIR DIR` compares the sweeps"
+        )
     return f"{text} (+{key}=... hands it on all the same)" if parent else text
 
 
-def _no_choice(arguments: Sequence[str]) -> str:
-    from parsgd.choices import choices
-    from parsgd.config import conf_dir
+def _target(cause: OmegaConfBaseException) -> str:
+    node = cause.parent_node
+    found = node.get("_target_") if isinstance(node, DictConfig) else None
+    return str(found or "")
 
+
+def _choices_of(group: str, arguments: Sequence[str]) -> set[str]:
+    """The choices of a group that a command line, or a list of its jobs, names."""
+    given = [a.partition("=") for a in arguments]
+    return {
+        name for key, _, value in given if key == group for name in value.split(",")
+    }
+
+
+def _no_choice(arguments: Sequence[str]) -> str:
     groups = choices(conf_dir())
     overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
     for given in OverridesParser.create().parse_overrides(overrides):

@@ -7,16 +7,19 @@ cannot choose code.
 """
 
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+from hydra._internal.utils import _locate
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from parsgd.errors import UserError
+from parsgd.messages import nearest
 
 ALLOWED = ("parsgd", "optax", "flax")
 _TARGET = re.compile(r"_target_['\"]?\s*[=:]\s*['\"]?([A-Za-z_][\w.]*)")
@@ -69,7 +72,7 @@ def call(
                 f"{', '.join(allowed)} are, and those that you name yourself, on the "
                 "command line or in a folder given by --config-dir"
             )
-        _check_types(place, inner)
+        _check_types(place, inner, _located(place, target))
     try:
         return instantiate(node, _convert_="all", _partial_=True)(*args, **late)
     except InstantiationException as error:
@@ -104,16 +107,45 @@ def _calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _calls(value, f"{key}[{i}]")
 
 
-def _check_types(place: str, node: Mapping[str, Any]) -> None:
+def _located(place: str, target: str) -> Any:
+    """What a target names. Hydra would log a line of its own where it is missing."""
+    try:
+        return _locate(target)
+    except (ImportError, ValueError) as error:
+        text = f"{place}._target_={target} cannot be found: {_absence(target, error)}"
+        raise UserError(text) from error
+
+
+def _absence(target: str, error: Exception) -> str:
+    """What of a target is missing, or fails when it is imported."""
+    cause = error.__cause__
+    if cause is None or "." not in target:
+        return "give MODULE.FUNCTION, such as my_algorithms.towards_mean"
+    package = target.partition(".")[0]
+    missing = getattr(cause, "name", None)
+    if not isinstance(cause, ModuleNotFoundError):
+        return f"{type(cause).__name__}: {_last_line(cause)}"
+    if missing == package:
+        return (
+            f"there is no module {package!r}, neither in the current folder, "
+            f"{os.getcwd()}, nor among the installed packages"
+        )
+    if f"{target}.".startswith(f"{missing}."):
+        parent, _, name = str(missing).rpartition(".")
+        return f"{parent} has no {name!r}.{nearest(name, dir(_locate(parent)))}"
+    return f"importing it fails, because there is no module {missing!r}"
+
+
+def _check_types(place: str, node: Mapping[str, Any], function: Any) -> None:
     """Refuse words where the function declares numbers or a list.
 
     They would pass through many functions and fail at last where no key is known.
     """
     target = node["_target_"]
     try:
-        signature = inspect.signature(get_object(target), eval_str=True)
+        signature = inspect.signature(function, eval_str=True)
     except Exception:
-        return  # it cannot be imported or has no signature: the call itself will tell
+        return  # it has no signature: the call itself will tell
     for name, value in node.items():
         parameter = signature.parameters.get(name)
         if isinstance(value, str) and parameter is not None:
@@ -151,10 +183,6 @@ def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, UserError):
         return UserError(str(cause))
-    if isinstance(cause, ImportError | ModuleNotFoundError) or "locating" in text:
-        return UserError(
-            f"{place}._target_={target} cannot be found: {_last_line(cause or error)}"
-        )
     if isinstance(cause, TypeError):
         return UserError(_wrong_arguments(place, target, cause))
     reason = _last_line(cause or error)

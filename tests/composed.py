@@ -3,11 +3,12 @@
 import hydra
 
 from parsgd import config
+from parsgd.choices import conf_dir
 
 
 def compose(*overrides, **options):
     config.register()
-    with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides), **options)
 
 

@@ -1,16 +1,22 @@
 # ruff: noqa: F811  (pytest finds imported fixtures by their name)
 """The command as its user sees it: what is printed, and the exit code."""
 
+import ast
+import importlib
 import io
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import SHORT, command, in_new_process  # noqa: F401
 from rich.console import Console
 
+import parsgd
+from parsgd.placement import place
+from parsgd.plan import make_plan
 from parsgd.progress import Display
 
 
@@ -24,15 +30,36 @@ def test_help_lists_the_commands(command):
     assert "no such command" in command("tarin")[2]
 
 
-def test_import_loads_neither_hydra_nor_a_plotting_library():
-    loaded = "import parsgd.cli, sys; print([m for m in sys.modules if m in %r])"
-    out = subprocess.run(
-        [sys.executable, "-c", loaded % (("hydra", "plotly", "polars", "sklearn"),)],
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "strategy"]])
+def test_help_and_lists_load_nothing_that_takes_long(arguments):
+    heavy = ("jax", "optax", "numpy", "hydra", "plotly", "polars", "sklearn")
+    code = (
+        f"import sys; from parsgd.cli import main; main({arguments});"
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
-    assert out.stdout.strip() == "[]"
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+def test_public_names_are_found_where_type_checkers_see_them():
+    (block,) = (
+        node
+        for node in ast.parse(Path(parsgd.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    )
+    seen = {}
+    for node in block.body:
+        seen |= {alias.name: node.module for alias in node.names}
+    assert sorted(seen) == sorted(parsgd.__all__)
+    assert {*parsgd.__all__} <= {*dir(parsgd)}
+    for name, module in seen.items():
+        found = getattr(parsgd, name)
+        assert found is getattr(importlib.import_module(module), name), name
+    assert parsgd.__getattr__("csv") is parsgd.tasks.csv
+    with pytest.raises(AttributeError, match="no attribute 'local_sdg'"):
+        parsgd.local_sdg  # noqa: B018
 
 
 def test_a_run_prints_its_sizes_and_leaves_its_files(command, tmp_path):
@@ -97,8 +124,8 @@ def test_traffic_prints_a_table_and_its_ratio(command):
     assert re.search(r"all-reduce .*float32 .*\[64, 64\] .*24\.6 kB", out)
     assert "ratio 4" in out
     code, out, _ = command("traffic", "strategy=post_local_sgd", "workers=4")
-    assert "1 local step(s), from step 0" in out
-    assert "16 local step(s), from step 110" in out
+    assert "round of 1 local step, from step 0" in out
+    assert "round of 16 local steps, from step 110" in out
     assert command("traffic", "strategy=bmfu")[0] == 2
 
 
@@ -199,7 +226,7 @@ def test_I1_devices_are_made_before_jax_starts(tmp_path):
         XLA_FLAGS="",
     )
     assert done.returncode == 0, done.stderr
-    assert "8 workers = 8 cpu device(s) x 1 lane(s)" in done.stdout
+    assert "8 workers = 8 cpu devices x 1 lane (" in done.stdout
     assert (tmp_path / "cache" / "jax").is_dir()
 
 
@@ -216,7 +243,20 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(terminal):
         display.progress(5, 10, record)
     text = out.getvalue()
     assert "sizes\nlearning rate\nper round a worker sends 1.0 MB" in text
-    values = "loss 0.2500, accuracy 0.7500, 320 samples/s, 5.0 MB sent"
+    values = "loss 0.2500, accuracy 0.7500, 320 samples/s on average, 5.0 MB sent"
     assert values in text
     assert ("50%" in text) == terminal
     assert (f"step 5, epoch 0.50: {values}" in text) == (not terminal)
+
+
+def test_a_huge_loss_is_a_short_number():
+    console = Console(file=io.StringIO(), width=120)
+    record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 0, "bytes": 0}
+    Display(console).record(record | {"batch_loss": 1.2345e30})
+    assert "loss 1.23e+30, " in console.file.getvalue()
+
+
+def test_one_is_singular():
+    assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
+    (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
+    assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")

@@ -11,10 +11,11 @@ from omegaconf import OmegaConf
 
 import parsgd
 from parsgd import UserError, config
+from parsgd.choices import conf_dir
 from parsgd.data.dataset import Dataset, Split, as_floats
 from parsgd.targets import call, named_packages
 
-CONF = config.conf_dir()
+CONF = conf_dir()
 FILES = sorted(p.relative_to(CONF).as_posix() for p in CONF.rglob("*/*.yaml"))
 STRATEGIES = sorted(p.stem for p in (CONF / "strategy").glob("*.yaml"))
 

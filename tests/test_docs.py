@@ -18,7 +18,7 @@ from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, name
 
 import parsgd
 from parsgd import config, sweep
-from parsgd.choices import choices
+from parsgd.choices import choices, conf_dir
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 DOCS = ROOT / "docs"
@@ -120,11 +120,11 @@ def test_contributing_example_agrees_in_all_placements(contributed):
 
 def test_configuration_names_every_key_group_and_variable():
     keys = named(first_cells(DOCS / "configuration.md"))
-    groups = set(choices(config.conf_dir()))
+    groups = set(choices(conf_dir()))
     fields = {field.name for field in dataclasses.fields(config.Config)}
     assert fields <= keys | groups
     assert {name.split("/")[0] for name in groups} <= keys
-    rules = {*choices(config.conf_dir())["scaling"]}
+    rules = {*choices(conf_dir())["scaling"]}
     assert rules <= keys
     code = "".join(read(path) for path in (ROOT / "parsgd").rglob("*.py"))
     variables = re.findall(r"environ(?:\.get)?[(\[]\"(\w+)\"", code)
@@ -133,7 +133,7 @@ def test_configuration_names_every_key_group_and_variable():
 
 def test_algorithms_has_a_row_per_strategy():
     cells = first_cells(DOCS / "algorithms.md")
-    for name in choices(config.conf_dir())["strategy"]:
+    for name in choices(conf_dir())["strategy"]:
         # What it does; and its identities and differences.
         assert cells.count(f"`{name}`") == 2, name
 

@@ -1,7 +1,8 @@
 # ruff: noqa: F811  (pytest finds imported fixtures by their name)
 """What a user gets wrong: one message that names it, exit code 2, and no traceback."""
 
-import json
+import importlib
+import sys
 
 import pytest
 from command_line import command  # noqa: F401
@@ -20,10 +21,9 @@ from parsgd.messages import explain
             ["strategy=local_sgd", "strategy.momentum=foo"],
             "choose one of keep, average, reset",
         ),
-        (
-            ["task.model._target_=parsgd.models.Foo"],
-            "task.model._target_=parsgd.models",
-        ),
+        (["task.model._target_=parsgd.models.Foo"], "parsgd.models has no 'Foo'."),
+        (["strategy._target_=parsgd.sync_sdg"], "Did you mean sync_sgd?"),
+        (["strategy._target_=parsgd..x"], "cannot be found: give MODULE.FUNCTION"),
         (["task.model.features=[0]"], "features=0"),
         (
             ["~task", "+task={_target_:parsgd.all_reduce}"],
@@ -54,7 +54,7 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
         (["foo.bar=1"], "foo: there is no key 'foo'. There are check_replicas"),
         (
             ["~task/model", "task.model.features=[1]"],
-            "task.model: there is no key 'model' in task. It has l2, split_seed",
+            "task.model: there is no key 'model' in task, which is parsgd.tasks",
         ),
         (["~optimizer.momentum"], "either there is no such key, or it is null"),
         (["~frob"], "~frob: there is nothing to delete"),
@@ -127,13 +127,52 @@ def test_J4_train_says_what_is_wrong(command, tmp_path, arguments, expected):
     assert "Traceback" not in out + err
 
 
-def test_J4_a_run_that_was_refused_can_be_repeated_in_its_folder(command, tmp_path):
+@pytest.mark.parametrize("mistake", ["workers=0", "placement.devices=99", "seed=x"])
+def test_J4_a_run_that_was_refused_leaves_no_folder(command, tmp_path, mistake):
+    assert command("train", mistake)[0] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_J4_a_run_that_was_refused_touches_no_results(command, tmp_path):
     where = ("hydra.run.dir=run", "samples=64", "evaluations=1")
-    assert command("train", "workers=0", *where)[0] == 2
-    result = tmp_path / "run/result.json"
-    assert json.loads(result.read_text())["status"] == "failed"
     assert command("train", *where)[0] == 0
-    assert json.loads(result.read_text())["status"] == "completed"
+    result = tmp_path / "run/result.json"
+    before = result.read_bytes()
+    assert command("train", "workers=0", *where)[0] == 2
+    assert result.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        (None, "there is no module 'my_part', neither in the current folder, {} nor"),
+        ("import nowhere", "importing it fails, because there is no module 'nowhere'"),
+        ("def", "SyntaxError: invalid syntax (my_part.py, line 1)"),
+        ("", "my_part has no 'made'."),
+    ],
+)
+def test_a_target_that_is_not_found_is_one_line(
+    command, tmp_path, monkeypatch, source, expected
+):
+    monkeypatch.delitem(sys.modules, "my_part", raising=False)
+    importlib.invalidate_caches()
+    if source is not None:
+        (tmp_path / "my_part.py").write_text(source)
+    code, out, err = command("train", "strategy._target_=my_part.made")
+    assert (code, out) == (2, "")
+    assert expected.format(f"{tmp_path},") in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_key_that_one_of_two_strategies_lacks_names_that_one(command, dry):
+    lists = ("strategy=block_momentum,local_sgd", "strategy.eta=0.1,0.5")
+    code, _, err = command("train", *dry, "-m", *lists)
+    assert code == 2
+    assert "no key 'eta' in strategy, which is parsgd.local_sgd here" in err
+    assert "parsgd.local_sgd has momentum. A sweep sets a key in all of its" in err
+    (_, _, alone) = command("train", "strategy=local_sgd", "strategy.eta=0.1")
+    assert "(+strategy.eta=... hands it on all the same)" in alone
 
 
 @pytest.mark.parametrize(
