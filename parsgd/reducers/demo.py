@@ -1,0 +1,179 @@
+"""DeMo: decoupled momentum. Workers send the fast components of their own momentum.
+
+Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024. For each leaf
+with gradient g, rate lr and a momentum m that is each worker's own::
+
+    m <- decay m + lr g
+    c = DCT of m, chunk by chunk;   q = the k largest coefficients of each chunk
+    m <- m - inverse DCT of q
+    Q = mean of q, for each coefficient over the workers that sent it
+    out = sign(inverse DCT of Q),   or without the sign
+
+A matrix is cut into blocks of at most chunk x chunk entries and gets the DCT along both
+axes; of k coefficients per block each goes as a value and an index in the block.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from parsgd import comm
+from parsgd.compressors.index_packing import (
+    index_bytes,
+    pack_indices,
+    unpack_indices,
+)
+from parsgd.reducers import paths
+
+
+class DeMoState(NamedTuple):
+    """State of `demo`.
+
+    Attributes:
+        momentum: m, each worker's own, ``float32``, by the leaf's path.
+        step: Steps done, int32 scalar.
+    """
+
+    momentum: dict[str, jax.Array]
+    step: jax.Array
+
+
+def demo(
+    *,
+    learning_rate: float | Callable[[jax.Array], jax.Array] = 1.0,
+    decay: float = 0.999,
+    chunk: int = 64,
+    k: int = 32,
+    sign: bool = True,
+) -> optax.GradientTransformation:
+    """Send the largest DCT coefficients of the momentum; the module has the equations.
+
+    Put plain SGD after it. A leaf of n entries in B blocks sends K = B k coefficients,
+    a gather of ``4 K + index_bytes(K, n)`` bytes (see `parsgd.compressors.top_k`). One-
+    dimensional leaves, and those for which that is not smaller than the leaf, send all
+    of their momentum: ``out = sign(mean(m))``, and m becomes zero.
+
+    A gradient that is not finite makes the average of its leaf not finite, and leaves
+    the momentum of that leaf as it was, on all workers.
+
+    Args:
+        learning_rate: Factor on the gradient inside the momentum: a number or an optax
+            schedule. The paper's is that of the step, so that with ``sign=False`` no
+            other rate is applied (``optax.sgd(1.0)`` after it). At a constant rate and
+            with ``sign`` it has no effect. The default keeps m in units of the
+            gradient.
+        decay: Of the momentum, in [0, 1]; 0.999 in the paper.
+        chunk: Largest side of a block, 64 in the paper. A side is cut into equal parts
+            of the largest divisor that fits.
+        k: Coefficients per block, 1 or more; 32 in the paper's main runs.
+        sign: Take the sign of the result, as the paper's experiments do.
+
+    Raises:
+        ValueError: An argument out of range; or, from ``update``, momentum that belongs
+            to another model, naming the leaf's path.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from parsgd.reducers import demo
+        >>> optimizer = optax.chain(demo(k=8), optax.sgd(1e-3))
+        >>> g = {"w": jnp.ones((128, 64))}
+        >>> updates, _ = optimizer.update(g, optimizer.init(g))
+        >>> float(updates["w"][0, 0])
+        -0.0010000000474974513
+
+    References:
+        Peng, Quesnelle and Kingma, arXiv:2411.19870, 2024, and its published code for
+        blocks, the mean over those that sent and the sign.
+
+    Differences from the paper:
+        Arrays of more than two axes are taken as matrices of their last axis; the code
+        cuts two-dimensional arrays in blocks and others along their last axis only.
+        One-dimensional leaves are sent whole. Weight decay is left to the optimizer.
+    """
+    if not 0 <= decay <= 1:
+        raise ValueError(f"demo: decay={decay} must be in [0, 1]")
+    for name, value in (("chunk", chunk), ("k", k)):
+        if value < 1:
+            raise ValueError(f"demo: {name}={value} must be 1 or more")
+
+    def init(params: Any) -> Any:
+        leaves, _ = paths.split(params, lambda x: True)
+        return DeMoState(paths.zeros(leaves), jnp.int32(0))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
+        gradient, _ = paths.split(updates, lambda x: True)
+        paths.check("momentum", state.momentum, gradient)
+        out: paths.Arrays = {}
+        momentum: paths.Arrays = {}
+        for path, g in gradient.items():
+            m = decay * state.momentum[path] + rate * g.astype(jnp.float32)
+            mean, rest = _exchange(m, chunk, k)
+            out[path] = jnp.sign(mean) if sign else mean
+            good = paths.finite(mean)
+            momentum[path] = jnp.where(good, rest, state.momentum[path])
+        return paths.join(out, updates), DeMoState(momentum, state.step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _exchange(m: jax.Array, chunk: int, k: int) -> tuple[jax.Array, jax.Array]:
+    """``(what arrives, what stays)`` of a momentum."""
+    n, last = m.size, m.shape[-1] if m.ndim > 1 else 1
+    rows = n // last if last else 0
+    high, wide = _side(rows, chunk), _side(last, chunk)
+    block = high * wide
+    blocks, k = n // block, min(k, block)
+    if m.ndim < 2 or 4 * blocks * k + index_bytes(blocks * k, n) >= 4 * n:
+        return comm.mean(m), jnp.zeros_like(m)
+    # [blocks down, side, blocks across, side]
+    grid = (rows // high, high, last // wide, wide)
+    dct = functools.partial(
+        jnp.einsum, precision=jax.lax.Precision.HIGHEST, optimize=True
+    )
+    tall, flat = jnp.asarray(_dct(high)), jnp.asarray(_dct(wide))
+
+    def decode(c):
+        c = c.reshape(grid[0], grid[2], high, wide)
+        return dct("yxkl,kh,lw->yhxw", c, tall, flat).reshape(m.shape)
+
+    c = dct("yhxw,kh,lw->yxkl", m.reshape(grid), tall, flat).reshape(blocks, block)
+    _, best = jax.lax.top_k(jnp.abs(c), k)
+    # All blocks' indices as one ascending list.
+    first = block * jnp.arange(blocks, dtype=jnp.int32)
+    where = (jnp.sort(best, axis=1) + first[:, None]).reshape(-1)
+    values = c.reshape(-1)[where]
+    own = jnp.zeros(n).at[where].set(values, unique_indices=True)
+
+    def add(total, one):
+        values, packed = one
+        at = unpack_indices(packed, len(values), n)
+        sums, senders = total
+        sums = sums.at[at].add(values, unique_indices=True)
+        return (sums, senders.at[at].add(1.0, unique_indices=True)), None
+
+    # One worker after the other, so that all add in the same order.
+    payload = values, pack_indices(where, n)
+    zero = jnp.zeros(n), jnp.zeros(n)
+    (sums, senders), _ = jax.lax.scan(add, zero, comm.gather(payload))
+    return decode(sums / jnp.maximum(senders, 1.0)), m - decode(own)
+
+
+def _side(size: int, limit: int) -> int:
+    """The largest divisor of a side that is at most ``limit``."""
+    return next((d for d in range(min(size, limit), 0, -1) if size % d == 0), 1)
+
+
+def _dct(n: int) -> np.ndarray:
+    """Orthonormal DCT-II, ``[frequency, position]``."""
+    frequency, position = np.arange(n)[:, None], np.arange(n)[None]
+    matrix = np.cos(math.pi * (position + 0.5) * frequency / n) * math.sqrt(2 / n)
+    matrix[0] = math.sqrt(1 / n)
+    return matrix.astype(np.float32)

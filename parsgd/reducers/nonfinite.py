@@ -1,0 +1,67 @@
+"""Steps with a gradient that is not finite are skipped, by all workers together."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parsgd import comm
+from parsgd.reducers import paths
+
+
+class SkipState(NamedTuple):
+    """State of `skip_nonfinite`.
+
+    Attributes:
+        inner: State of what is wrapped.
+        skipped: Steps that all workers skipped, int32 scalar.
+        own: Steps in which this worker's own gradient was not finite, int32 scalar:
+            tells which worker is at fault.
+    """
+
+    inner: Any
+    skipped: jax.Array
+    own: jax.Array
+
+
+def skip_nonfinite(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Skip a step if any worker's gradient has a NaN or an infinity.
+
+    All workers then get zero updates and keep ``inner``'s state, momentum and residuals
+    included, whichever worker was at fault. They agree by one all-reduce of 4 bytes.
+    Wrap the whole chain, reducer first::
+
+        skip_nonfinite(optax.chain(error_feedback(one_bit()), optax.sgd(0.1, 0.9)))
+
+    ``inner`` runs in any case and its result is dropped: a branch around collectives
+    would hang workers that take the other one.
+
+    Args:
+        inner: Any optax transformation; sees each worker's own gradient.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from parsgd.reducers import skip_nonfinite
+        >>> safe = skip_nonfinite(optax.sgd(0.1, 0.9))
+        >>> state = safe.init(jnp.zeros(2))
+        >>> out, state = safe.update(jnp.array([1.0, jnp.nan]), state)
+        >>> out, int(state.skipped)
+        (Array([0., 0.], dtype=float32), 1)
+    """
+
+    def init(params: Any) -> Any:
+        return SkipState(inner.init(params), jnp.int32(0), jnp.int32(0))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        bad = jnp.int32(~paths.finite(*jax.tree.leaves(updates)))
+        good = comm.total(bad) == 0
+        out, new = inner.update(updates, state.inner, params)
+        out = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), out)
+        kept = paths.keep_unless(good, new, state.inner)
+        skipped = state.skipped + jnp.int32(~good)
+        return out, SkipState(kept, skipped, state.own + bad)
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,98 @@
+"""Deep Gradient Compression as a whole: its reducer with the sparsity warm-up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import optax
+
+from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.reducers import dgc
+from parsgd.strategies.data_parallel import data_parallel
+
+WARMUP = (0.25, 0.0625, 0.015625, 0.004)
+
+
+def dgc_sgd(
+    optimizer: optax.GradientTransformation,
+    *,
+    density: float = 0.001,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+    momentum_masking: bool = True,
+    clip_norm: float | None = None,
+    min_size: int = 0,
+    warmup_steps: int = 0,
+    warmup_densities: Sequence[float] = WARMUP,
+) -> Algorithm:
+    """Deep Gradient Compression: sparse gradients, momentum on the worker's side.
+
+    `parsgd.reducers.dgc` and the optimizer, in phases of falling density that share one
+    state.
+
+    Args:
+        optimizer: Plain SGD, perhaps with weight decay; momentum is part of the method.
+        density: Share of each array that is sent after the warm-up; the paper's 0.1 %.
+        momentum: m in [0, 1).
+        nesterov: See `parsgd.reducers.dgc`, as the three that follow.
+        momentum_masking: Zero the velocity of what is sent.
+        clip_norm: Norm that the whole gradient is clipped to; the paper's local
+            clipping.
+        min_size: Leaves of fewer elements are averaged.
+        warmup_steps: Steps until ``density`` is reached; the paper takes 4 epochs.
+        warmup_densities: Densities of equal parts of the warm-up; the paper's, 25 % in
+            the first epoch and a quarter of the last in each that follows. Parts of
+            less than a step are left out.
+
+    Raises:
+        ValueError: An argument out of range, or an optimizer with momentum of its own.
+
+    Example:
+        >>> import optax, parsgd
+        >>> from parsgd.strategies import dgc_sgd
+        >>> phases = dgc_sgd(optax.sgd(0.1), warmup_steps=80)
+        >>> [phase.start for phase in phases]
+        [0, 20, 40, 60, 80]
+
+    References:
+        Lin et al., "Deep Gradient Compression", ICLR 2018.
+    """
+    if warmup_steps < 0:
+        raise ValueError(f"dgc_sgd: warmup_steps={warmup_steps} must be 0 or more")
+
+    def at(share: float) -> Strategy:
+        reducer = dgc(
+            density=share,
+            momentum=momentum,
+            nesterov=nesterov,
+            momentum_masking=momentum_masking,
+            clip_norm=clip_norm,
+            min_size=min_size,
+        )
+        strategy = data_parallel(optimizer, reducer=reducer)
+
+        def init(params: Any) -> Any:
+            state = strategy.init(params)
+            if momentum and _has_momentum(state):
+                raise ValueError(
+                    "dgc_sgd with an optimizer that has momentum: the method applies "
+                    f"momentum={momentum} itself, before it sparsifies; use plain SGD"
+                )
+            return state
+
+        return strategy._replace(init=init)
+
+    parts = len(warmup_densities)
+    starts = {warmup_steps * i // parts: d for i, d in enumerate(warmup_densities)}
+    starts = {s: d for s, d in starts.items() if s < warmup_steps}
+    starts[warmup_steps] = density
+    return tuple(Phase(start, at(share)) for start, share in sorted(starts.items()))
+
+
+def _has_momentum(state: Any) -> bool:
+    """Whether an optimizer's state holds heavy-ball momentum."""
+
+    def trace(node: Any) -> bool:
+        return isinstance(node, optax.TraceState)
+
+    return any(trace(node) for node in jax.tree.leaves(state, is_leaf=trace))

@@ -1,0 +1,213 @@
+"""0/1 Adam: the variance is updated ever more rarely, and steps without any message.
+
+Lu, Li, Zhang, De Sa and He, "Maximizing Communication Efficiency for Large-scale
+Training via 0/1 Adam", ICLR 2023. With each worker's gradient g, rate lr_t, momentum m,
+variance v and buffer u, and t' the last step that synchronised::
+
+    m <- b1 m + (1 - b1) g
+    x <- x - lr_t m / (sqrt(v) + eps),   u <- u + lr_t m
+    at steps of T_u:   U = one-bit average of u,   u <- 0
+                       m <- U / (sum of lr since t')
+                       x <- x_t' - U / (sqrt(v) + eps)
+    at steps of T_v:   v <- b2 v + (1 - b2) mean(g)^2
+
+The policies are phases: rounds whose lengths are the intervals of T_v, and from the
+step on at which v is frozen those of T_u.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parsgd import comm
+from parsgd.compressors import Compressor, one_bit
+from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.reducers import ExchangeState, exchange
+from parsgd.strategies.one_bit_adam import average, check_adam, moments, zeros
+
+
+class ZeroOneAdamState(NamedTuple):
+    """State of `zero_one_adam`; arrays are ``float32``.
+
+    Attributes:
+        count: Steps done, int32 scalar.
+        mu: m, equal on all workers between rounds.
+        nu: v, equal on all workers.
+        anchor: The parameters that the round started from.
+        buffer: Within a round: u, or while v is updated the last gradient. Else 0.
+        rates: Sum of the rates in u, float32 scalar.
+        error: Residuals, each worker's own, by path of what is compressed.
+        exchange: State of the exchange.
+    """
+
+    count: jax.Array
+    mu: Any
+    nu: Any
+    anchor: Any
+    buffer: Any
+    rates: jax.Array
+    error: dict[str, jax.Array]
+    exchange: ExchangeState
+
+
+def zero_one_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    kappa: int = 16,
+    freeze_step: int,
+    double_steps: int,
+    max_interval: int = 16,
+    compressor: Compressor | None = None,
+    two_sided: bool = True,
+    bucket: bool = False,
+) -> Algorithm:
+    """0/1 Adam; the module's docstring has the equations.
+
+    The variance is updated at ``kappa`` steps in a row, then at kappa steps two apart,
+    kappa steps four apart and so on, until ``freeze_step``; up to there every step
+    synchronises. From then on every step, every second, fourth, ... does, the interval
+    doubling every ``double_steps`` up to ``max_interval``.
+
+    Args:
+        learning_rate: lr: a number or an optax schedule.
+        b1: Decay of the momentum, in [0, 1).
+        b2: Decay of the variance, in [0, 1).
+        eps: Added to the root of the variance, > 0.
+        kappa: Variance updates before their interval doubles; 16 in the paper.
+        freeze_step: Step from which the variance stays and workers may step alone, 1 or
+            more. The paper: the end of the learning rate's warm-up.
+        double_steps: Steps until the interval between messages doubles, 1 or more. The
+            paper: those in which the learning rate halves.
+        max_interval: Longest interval, a power of two; 16 in the paper.
+        compressor: The one-bit code; None for `one_bit` with two levels per leaf.
+        two_sided: As in `one_bit_adam`.
+        bucket: All leaves in one message.
+
+    Returns:
+        Phases: dense, one for each interval of T_v above 1, one for each of T_u. They
+        set the local steps themselves.
+
+    Raises:
+        ValueError: An argument out of range.
+
+    Example:
+        >>> from parsgd.strategies import zero_one_adam
+        >>> phases = zero_one_adam(
+        ...     1e-3, kappa=4, freeze_step=20, double_steps=10, max_interval=4)
+        >>> [(phase.start, phase.local_steps) for phase in phases]
+        [(0, 1), (4, 2), (12, 4), (20, 1), (30, 2), (40, 4)]
+
+    References:
+        Lu et al., ICLR 2023.
+
+    Differences from the paper:
+        In the first kappa steps, which all update the variance, m takes the mean
+        gradient that is sent for it in any case (as in the paper's published code), and
+        v is updated before it is used: the paper's v is 0 in its first step. The later
+        updates come after the step, as in the paper; a phase that ends within an
+        interval ends with one.
+        ``sqrt(v) + eps`` for the paper's ``sqrt(v + eps)``, as its code has it.
+        Parameters whose variance is 0 are not moved, and other codes than the paper's
+        ``norm2/sqrt(d) sign`` may be used: see `one_bit_adam`. If all rates of an
+        interval are 0 the momentum restarts from 0.
+    """
+    check_adam("zero_one_adam", b1, b2, eps)
+    for name, value in (
+        ("kappa", kappa),
+        ("freeze_step", freeze_step),
+        ("double_steps", double_steps),
+        ("max_interval", max_interval),
+    ):
+        if value < 1:
+            raise ValueError(f"zero_one_adam: {name}={value} must be 1 or more")
+    if max_interval & (max_interval - 1):
+        raise ValueError(
+            f"zero_one_adam: max_interval={max_interval} must be a power of two, since "
+            "intervals double"
+        )
+    code = one_bit(levels="leaf") if compressor is None else compressor
+    channel = exchange(code, two_sided=two_sided, bucket=bucket)
+
+    def init(params: Any) -> Any:
+        mu = zeros(params)
+        return ZeroOneAdamState(
+            count=jnp.int32(0),
+            mu=mu,
+            nu=zeros(params),
+            anchor=jax.tree.map(jnp.copy, params),
+            buffer=zeros(params),
+            rates=jnp.float32(0),
+            error=channel.zeros(mu),
+            exchange=channel.init(mu),
+        )
+
+    def rate(state) -> jax.Array:
+        lr = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        return jnp.asarray(lr, jnp.float32)
+
+    def moved(params, u, nu) -> Any:
+        step = jax.tree.map(
+            lambda u, v: jnp.where(v > 0, -u / (jnp.sqrt(v) + eps), 0.0), u, nu
+        )
+        return optax.apply_updates(params, step)
+
+    def scaled(factor, tree) -> Any:
+        return jax.tree.map(lambda x: factor * x, tree)
+
+    def synchronised(start, u, rates, state) -> tuple:
+        mean, error, inner = average(channel, u, state.nu, state.error, state.exchange)
+        share = jnp.where(rates > 0, 1 / jnp.where(rates > 0, rates, 1.0), 0.0)
+        state = state._replace(mu=scaled(share, mean), error=error, exchange=inner)
+        return moved(start, mean, state.nu), state
+
+    def at_rest(params, state) -> tuple:
+        rest = zeros(state.nu)
+        return params, state._replace(anchor=params, buffer=rest, rates=jnp.float32(0))
+
+    def dense(grads, state, params) -> tuple:
+        mu, nu = moments(grads, state, b1, b2)
+        params = moved(params, scaled(rate(state), mu), nu)
+        return params, state._replace(count=state.count + 1, mu=mu, nu=nu)
+
+    def every_step(grads, state, params) -> tuple:
+        mu, _ = moments(grads, state, b1, b2)
+        lr = rate(state)
+        params, state = synchronised(params, scaled(lr, mu), lr, state)
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        return params, state._replace(count=state.count + 1, buffer=wide)
+
+    def update_variance(params, state) -> tuple:
+        grads = comm.mean(state.buffer)
+        _, nu = moments(grads, state, b1, b2)
+        return at_rest(params, state._replace(nu=nu))
+
+    def alone(grads, state, params) -> tuple:
+        mu, _ = moments(grads, state, b1, b2)
+        lr = rate(state)
+        u = scaled(lr, mu)
+        buffer = jax.tree.map(jnp.add, state.buffer, u)
+        rates, count = state.rates + lr, state.count + 1
+        state = state._replace(count=count, mu=mu, buffer=buffer, rates=rates)
+        return moved(params, u, state.nu), state
+
+    def meet(params, state) -> tuple:
+        del params
+        return at_rest(*synchronised(state.anchor, state.buffer, state.rates, state))
+
+    first = Strategy(init, dense, at_rest, mean_gradient=True)
+    updating = Strategy(init, every_step, update_variance)
+    stepping = Strategy(init, alone, meet)
+    stages = [Phase(0, first, 1)]
+    interval = 2
+    while kappa * (interval - 1) < freeze_step:
+        stages.append(Phase(kappa * (interval - 1), updating, interval))
+        interval *= 2
+    for power in range(max_interval.bit_length()):
+        start = freeze_step + power * double_steps
+        stages.append(Phase(start, stepping, 1 << power))
+    return tuple(stages)
