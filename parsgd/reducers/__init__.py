@@ -1,6 +1,10 @@
 """Reducers: optax transformations whose ``update`` communicates."""
 
+from parsgd.reducers.adasum import adasum
 from parsgd.reducers.compressed import compressed_all_reduce
+from parsgd.reducers.delay import DelayState, delay
+from parsgd.reducers.demo import DeMoState, demo
+from parsgd.reducers.dgc import DGCState, dgc
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 from parsgd.reducers.feedback import (
     EF21State,
@@ -9,16 +13,29 @@ from parsgd.reducers.feedback import (
     error_feedback,
 )
 from parsgd.reducers.mean import all_reduce, idle
+from parsgd.reducers.nonfinite import SkipState, skip_nonfinite
+from parsgd.reducers.power_sgd import PowerSGDState, power_sgd
 
 __all__ = [
+    "DGCState",
+    "DeMoState",
+    "DelayState",
     "EF21State",
     "Exchange",
     "ExchangeState",
     "FeedbackState",
+    "PowerSGDState",
+    "SkipState",
+    "adasum",
     "all_reduce",
     "compressed_all_reduce",
+    "delay",
+    "demo",
+    "dgc",
     "ef21",
     "error_feedback",
     "exchange",
     "idle",
+    "power_sgd",
+    "skip_nonfinite",
 ]
