@@ -9,7 +9,7 @@ Three forms, of which the shortest is taken::
 Elias-Fano (Elias, "Efficient Storage and Retrieval by Content and Address of Static
 Files", J. ACM 1974) sends the low l bits of each index as they are. The rest, the index
 over 2^l, grows from one to the next, and is sent as its increments in unary: number i
-sets bit ``(index_i >> l) + i``. That is within 0.6 bits an index of what any code needs:
+sets bit ``(index_i >> l) + i``. That is within a bit an index of what any code needs:
 8.6 bits for 1 % of a large array, where plain needs 23 of 7 million.
 """
 
