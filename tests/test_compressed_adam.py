@@ -1,0 +1,78 @@
+"""1-bit Adam, 0/1 Adam and DGC's phases, against their oracles."""
+
+import numpy as np
+import optax
+import pytest
+import reducer_oracles as oracles
+from test_strategies import problem, simulate
+
+from parsgd.strategies import dgc_sgd, one_bit_adam, sync_sgd, zero_one_adam
+
+RATES = [0.05 / (1 + 0.2 * t) for t in range(20)]
+MOMENTS = {"b1": 0.8, "b2": 0.9, "eps": 1e-6}
+
+
+def rate(count):
+    return 0.05 / (1 + 0.2 * count)
+
+
+def wide(x):
+    return {k: v.astype(np.float64) for k, v in x.items()}
+
+
+def gradient(c):
+    return lambda x, t, w: {k: np.tanh(v - c[k][t, w]) for k, v in x.items()}
+
+
+def close(got, want):
+    for k in want:
+        for w in range(len(got[k])):
+            np.testing.assert_allclose(got[k][w], want[k], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("workers", [3, 4])
+def test_one_bit_adam_follows_its_oracle(workers, correct):
+    x, c = problem(workers, 12)
+    ours = simulate(
+        one_bit_adam(rate, **MOMENTS, warmup_steps=4, bias_correction=correct),
+        x, c, workers=workers, h=1, optimizer_steps=12,
+    )  # fmt: skip
+    theirs = oracles.one_bit_adam(
+        wide(x), gradient(wide(c)), workers=workers, steps=12, rates=RATES,
+        freeze=4, correct=correct, **MOMENTS,
+    )  # fmt: skip
+    for got, want in zip(ours, theirs, strict=True):
+        close(got, want)
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_zero_one_adam_follows_its_oracle(workers):
+    x, c = problem(workers, 16)
+    algorithm = zero_one_adam(
+        rate, **MOMENTS, kappa=2, freeze_step=6, double_steps=2, max_interval=4
+    )
+    ours = list(simulate(algorithm, x, c, workers=workers, h=1, optimizer_steps=16))
+    theirs = dict(oracles.zero_one_adam(
+        wide(x), gradient(wide(c)), workers=workers, steps=16, rates=RATES,
+        sync={2, 3, 4, 5, 6, 7, 9, 13, 15}, variance={3, 5}, dense=2, **MOMENTS,
+    ))  # fmt: skip
+    meets = [0, 1, 3, 5, 6, 7, 9, 13, 15]
+    for got, t in zip(ours, meets, strict=True):
+        close(got, theirs[t])
+
+
+def test_dense_one_bit_adam_is_adam():
+    x, c = problem(4, 6)
+    options = {"workers": 4, "h": 1, "optimizer_steps": 6}
+    ours = one_bit_adam(0.01, warmup_steps=6, bias_correction=True)
+    *_, a = simulate(ours, x, c, **options)
+    *_, b = simulate(sync_sgd(optax.adam(0.01)), x, c, **options)
+    for k in a:
+        np.testing.assert_allclose(a[k], b[k], rtol=1e-5, atol=1e-6)
+
+
+def test_dgc_refuses_a_second_momentum():
+    phases = dgc_sgd(optax.sgd(0.1, 0.9), warmup_steps=8)
+    with pytest.raises(ValueError, match="plain SGD"):
+        phases[0].strategy.init({"w": np.ones((2, 2), np.float32)})
