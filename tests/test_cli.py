@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import SHORT, command, in_new_process  # noqa: F401
+from fake_jobs import fake_job
 from rich.console import Console
 
 import parsgd
@@ -203,6 +204,16 @@ def test_a_file_with_the_name_of_a_shipped_one_is_refused(command, own_choice):
     code, _, err = command("traffic", "--config-dir", "own", "strategy=local_sgd")
     assert code == 2
     assert "local_sgd.yaml has the name of a shipped file" in err
+
+
+def test_report_of_two_folders_goes_into_the_first(command, tmp_path):
+    for workers, name in enumerate("ab", start=1):
+        fake_job(tmp_path / name / "0", workers=workers)
+    code, out, _ = command("report", "a", "b")
+    assert code == 0
+    assert "2 of 2 jobs completed\ntable: a/report/table.md" in out
+    assert "page: a/report/index.html" in out
+    assert "goes to `report` in the\nfirst" in command("report", "--help")[1]
 
 
 def test_report_complains_about_folders_without_jobs(command, tmp_path):

@@ -66,6 +66,8 @@ def test_J1_J12_a_failed_job_is_a_row_and_alone_is_redone(tmp_path):
     page = tmp_path / "sweep/report/index.html"
     assert f"page: {page.relative_to(tmp_path)}" in done.stdout
     assert page.is_file()
+    assert f"table: {page.with_name('table.md').relative_to(tmp_path)}" in done.stdout
+    assert "target: accuracy 0." in done.stdout
 
     before = (tmp_path / "sweep/0/result.json").read_bytes()
     # The third was interrupted: it has no result.
