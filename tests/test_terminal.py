@@ -1,0 +1,70 @@
+"""The table that a sweep ends with: what fits a terminal, and all of it in a pipe."""
+
+import io
+import re
+
+import pytest
+from fake_jobs import fake_job, fake_sweep
+from rich.console import Console
+
+from parsgd import results
+from parsgd.report import terminal
+from parsgd.report.answer import sentences
+from parsgd.report.study import study
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sweep")
+    fake_sweep(root, seeds=2, workers=(1, 4))
+    return root
+
+
+def printed(folder, target=None, **console):
+    console = Console(file=io.StringIO(), **console)
+    terminal.show(results.load(folder), target, console)
+    return console.file.getvalue()
+
+
+def test_the_table_fits_and_keeps_what_matters_most(sweep):
+    wide = printed(sweep, 0.9, force_terminal=True, width=120)
+    for heading in ("Workers", "± se (n)", "Samples/s", "Reached"):
+        assert heading in wide
+    narrow = printed(sweep, 0.9, force_terminal=True, width=80, no_color=True)
+    assert "to target" in narrow and "Samples/s" not in narrow
+    assert "…" not in narrow
+    for text, width in ((wide, 120), (narrow, 80)):
+        plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+        assert max(map(len, plain.splitlines())) <= width
+        assert "target: accuracy 0.9 (as asked)" in plain
+    # The seeds of a configuration are one row with its n.
+    assert re.search(r"local_sgd +4 +0\.\d{4} ± 0\.\d{4} \(2\)", plain)
+
+
+def test_piped_table_is_plain_and_whole(sweep, tmp_path):
+    text = printed(sweep, 0.9, width=40)
+    rows = [line for line in text.splitlines() if "_sgd" in line or "momentum" in line]
+    table = results.table(results.load(sweep), 0.9)
+    assert len(rows) == sum(name != "single" for name in table["strategy"])
+    assert "\x1b" not in text and "Samples/s" in text
+    # What was not measured is said, not left blank: a job that failed.
+    assert re.search(r"sync_sgd +3( +-){6}$", text, re.M)
+    long = "x" * 150
+    for i, note in enumerate([long, "[red]plain"]):
+        fake_job(tmp_path / str(i), overrides=[f"note={note}"], note=note)
+    text = printed(tmp_path, width=40)
+    assert long in text and "[red]plain" in text
+
+
+def test_target_of_few_runs_is_told(tmp_path):
+    for seed in range(5):
+        fake_job(tmp_path / str(seed), seed=seed)
+    one = "It rests on 5 runs of 1 configuration only: set one of your own with"
+    assert one in printed(tmp_path)
+    assert one in " ".join(sentences(study(results.load(tmp_path)).parts[0]))
+    assert "It rests" not in printed(tmp_path, 0.9)
+    fake_job(tmp_path / "5", workers=2)
+    assert "It rests" not in printed(tmp_path)
+    for seed in range(3):
+        fake_job(tmp_path / str(seed), status="failed", reason="x", evaluations=0)
+    assert "It rests on 3 runs of 2 configurations only" in printed(tmp_path)
