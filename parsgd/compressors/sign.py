@@ -1,17 +1,24 @@
-"""One bit per entry: the sign, and two reconstruction levels per group.
+"""One bit per entry: the sign, with two levels per group, one scale, or nothing else.
 
 Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
-Distributed Training of Speech DNNs", Interspeech 2014.
+Distributed Training of Speech DNNs", Interspeech 2014; Bernstein et al., "signSGD:
+Compressed Optimisation for Non-Convex Problems", ICML 2018; Karimireddy et al., "Error
+Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
+
+Bits stand as in ``packbits``: entry i is bit ``7 - i % 8`` of byte ``i // 8``.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.groups import flat32, total
 
 GROUPS = ("column", "leaf")
+ZEROS = ("positive", "negative")
 
 
 class OneBit(NamedTuple):
@@ -62,26 +69,141 @@ def one_bit(*, levels: str = "column") -> Compressor:
     if levels not in GROUPS:
         raise ValueError(f"levels={levels!r}: choose one of {', '.join(GROUPS)}")
 
-    def grouped(x):
-        last = x.shape[-1] if levels == "column" and x.ndim else 1
-        return x.astype(jnp.float32).reshape(-1, last)
+    def columns(like) -> int:
+        return like.shape[-1] if levels == "column" and len(like.shape) else 1
 
     def encode(x: jax.Array, key: Key = None) -> OneBit:
         del key
-        v = grouped(x)
-        positive = v >= 0
-        n_high = jnp.sum(positive, axis=0)
-        n_low = v.shape[0] - n_high
-        high = jnp.sum(jnp.where(positive, v, 0.0), axis=0) / jnp.maximum(n_high, 1)
-        low = jnp.sum(jnp.where(positive, 0.0, v), axis=0) / jnp.maximum(n_low, 1)
-        return OneBit(jnp.packbits(positive.reshape(-1)), low, high)
+        v = flat32(x)
+        width = columns(x)
+        n_high = _sums(v, width, lambda v: (v >= 0).astype(jnp.float32))
+        n_low = _sums(v, width, lambda v: (~(v >= 0)).astype(jnp.float32))
+        high = _sums(v, width, lambda v: jnp.where(v >= 0, v, 0.0))
+        low = _sums(v, width, lambda v: jnp.where(v >= 0, 0.0, v))
+        return OneBit(
+            jnp.packbits(v >= 0),
+            low / jnp.maximum(n_low, 1),
+            high / jnp.maximum(n_high, 1),
+        )
 
     def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        positive = jnp.unpackbits(payload.bits, count=like.size).reshape(
-            -1, payload.low.size
-        )
-        v = jnp.where(positive == 1, payload.high[None], payload.low[None])
+        positive = jnp.unpackbits(payload.bits, count=like.size)
+        rows = positive.reshape(-1, columns(like)) == 1
+        v = jnp.where(rows, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(encode, decode, "one_bit")
+
+
+def _sums(flat: jax.Array, width: int, fn) -> jax.Array:
+    """Sum of ``fn`` over each column of a matrix with ``width`` of them, ``[width]``."""
+    if width == 1:
+        return total(flat, fn)[None]
+    rows = fn(flat).reshape(-1, width)
+    # XLA on a CPU multiplies by a row of ones faster than it reduces a leading axis.
+    ones = jnp.ones(len(rows), jnp.float32)
+    return jnp.matmul(ones, rows, precision=jax.lax.Precision.HIGHEST)
+
+
+class ScaledSign(NamedTuple):
+    """Payload of `scaled_sign`.
+
+    Attributes:
+        bits: ``uint8 [ceil(n / 8)]``, set where the entry counts as positive.
+        scale: Mean absolute value, ``float32 [1]``.
+    """
+
+    bits: jax.Array
+    scale: jax.Array
+
+
+def scaled_sign(*, zero: str = "positive") -> Compressor:
+    """The sign of each entry times the array's mean absolute value, as in EF-signSGD.
+
+    For an array v of n entries::
+
+        q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
+
+    An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
+    An array that is not finite decodes to nothing finite.
+
+    Args:
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A compressor of ``ceil(n / 8) + 4`` bytes; contracts.
+
+    Raises:
+        ValueError: Unknown ``zero``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import scaled_sign
+        >>> code = scaled_sign()
+        >>> v = jnp.array([1.0, -2.0, 3.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 2., -2.,  2.], dtype=float32)
+    """
+    positive = _positive(zero)
+
+    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
+        del key
+        v = flat32(x)
+        scale = total(v, jnp.abs) / max(v.size, 1)
+        return ScaledSign(jnp.packbits(positive(v)), scale[None])
+
+    def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
+        del key
+        bits = jnp.unpackbits(payload.bits, count=like.size)
+        v = jnp.where(bits == 1, payload.scale, -payload.scale)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, "scaled_sign")
+
+
+def sign(*, zero: str = "positive") -> Compressor:
+    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
+
+    The size is lost, so the step's size must come from elsewhere, and error feedback is
+    no remedy. Zero, and what is not a number, count as ``zero`` says and as negative.
+
+    Args:
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A compressor of ``ceil(n / 8)`` bytes.
+
+    Raises:
+        ValueError: Unknown ``zero``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import sign
+        >>> code = sign()
+        >>> v = jnp.array([0.1, -2.0, 0.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 1., -1.,  1.], dtype=float32)
+
+    Differences from the paper:
+        The paper's sign of zero is zero.
+    """
+    positive = _positive(zero)
+
+    def encode(x: jax.Array, key: Key = None) -> jax.Array:
+        del key
+        return jnp.packbits(positive(x.reshape(-1)))
+
+    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
+        del key
+        bits = jnp.unpackbits(payload, count=like.size)
+        v = jnp.where(bits == 1, 1.0, -1.0)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, "sign", contracts=False)
+
+
+def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
+    if zero not in ZEROS:
+        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
+    return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)

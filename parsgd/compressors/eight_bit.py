@@ -1,0 +1,205 @@
+"""One byte per entry: linear steps, and the dynamic tree of decimal exponents.
+
+Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016;
+Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.groups import absmax, flat32, map_groups
+from parsgd.compressors.random import round_randomly
+
+ROUNDINGS = ("nearest", "random")
+
+
+class EightBit(NamedTuple):
+    """Payload of the 8-bit codes.
+
+    Attributes:
+        codes: ``int8`` or ``uint8 [n]``.
+        scale: Largest absolute value of each block, ``float32 [ceil(n / block)]``.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+
+
+def _check_block(block: int | None) -> None:
+    if block is not None and block < 1:
+        raise ValueError(
+            f"block={block}: a block has 1 entry or more, 2048 as a rule; None is the "
+            "whole array"
+        )
+
+
+def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compressor:
+    """Equal steps between minus and plus the block's largest absolute value.
+
+    For an entry v of a block whose largest absolute value is M::
+
+        q = M / 127 * round(127 v / M)
+
+    The largest entry comes back as it was, zero as zero. A block that is not finite
+    does not decode to finite values; other blocks are not touched.
+
+    Args:
+        block: Consecutive entries that share M; None for the whole array. With blocks,
+            one outlier costs precision in its own block only. Multiples of 32 are fast.
+        rounding: ``"nearest"``, or ``"random"``: up or down such that the mean is v,
+            with variance ``(M / 127)^2 p (1 - p)``, p the fraction.
+
+    Returns:
+        A compressor of ``n + 4 ceil(n / block)`` bytes. It contracts, and is fit for
+        error feedback, with rounding to nearest, or ``block < 4 * 127^2`` else.
+
+    Raises:
+        ValueError: An argument out of range.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import linear_8bit
+        >>> code = linear_8bit()
+        >>> v = jnp.array([-127.0, 0.0, 3.4])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([-127.,    0.,    3.], dtype=float32)
+    """
+    _check_block(block)
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
+    random = rounding == "random"
+
+    def quantise(v, inverse, start, key):
+        t = v * inverse
+        q = round_randomly(t, key, start) if random else jnp.round(t)
+        return jnp.clip(q, -127, 127).astype(jnp.int32).astype(jnp.int8)
+
+    def restore(codes, unit, start, extra):
+        del start, extra
+        return codes.astype(jnp.float32) * unit
+
+    def encode(x: jax.Array, key: Key = None) -> EightBit:
+        if random and key is None:
+            raise ValueError("linear_8bit(rounding='random'): encode needs a key")
+        flat = flat32(x)
+        scale = absmax(flat, block)
+        inverse = jnp.where(scale > 0, 127 / scale, 0.0)
+        return EightBit(map_groups(quantise, flat, inverse, block, key), scale)
+
+    def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
+        del key
+        v = map_groups(restore, payload.codes, payload.scale / 127, block)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    contracts = not random or (block is not None and block < 4 * 127**2)
+    return Compressor(encode, decode, "linear_8bit", random, contracts=contracts)
+
+
+def dynamic_tree_values() -> np.ndarray:
+    """What each of the 256 codes stands for, ``float64``; see `dynamic_tree_8bit`."""
+    values = np.zeros(256)
+    for fraction_bits in range(7):
+        count = 2**fraction_bits
+        middle = 0.1 + 0.9 * (np.arange(count) + 0.5) / count
+        values[count : 2 * count] = 10.0 ** (fraction_bits - 6) * middle
+    values[128:] = -values[:128]
+    values[128] = 1.0
+    return values
+
+
+def _thresholds() -> list[float]:
+    """Smallest absolute value of each decade: midway between neighbouring values."""
+    values = dynamic_tree_values()[:128]
+    return [float((values[2**i - 1] + values[2**i]) / 2) for i in range(7)]
+
+
+THRESHOLDS = _thresholds()
+LARGEST = float((dynamic_tree_values()[127] + 1) / 2)
+
+
+def _to_tree(v, inverse, start, extra):
+    """The nearest code: compare with the decades, then linear within one."""
+    del start, extra
+    a = jnp.abs(v * inverse)
+    slope, first = jnp.zeros_like(a), jnp.zeros_like(a)
+    for i, threshold in enumerate(THRESHOLDS):
+        inside = a >= threshold
+        slope = jnp.where(inside, 10.0 ** (6 - i) * 2**i / 0.9, slope)
+        first = jnp.where(inside, float(2**i), first)
+    # first + floor((a / 10^(i-6) - 0.1) / 0.9 * 2^i), kept within the decade.
+    code = jnp.floor(a * slope + first * (8 / 9))
+    code = jnp.clip(code, first, jnp.maximum(2 * first - 1, 0.0))
+    code = jnp.where((v < 0) & (code > 0), code + 128, code)
+    code = jnp.where((v > 0) & (a >= LARGEST), 128.0, code)
+    return code.astype(jnp.int32).astype(jnp.uint8)
+
+
+def _from_tree(codes, scale, start, extra):
+    del start, extra
+    code = codes.astype(jnp.int32)
+    c = (code & 127).astype(jnp.float32)
+    unit, zero = jnp.zeros_like(c), jnp.zeros_like(c)
+    for i in range(7):
+        inside = c >= 2**i
+        unit = jnp.where(inside, 10.0 ** (i - 6) * 0.9 / 2**i, unit)
+        zero = jnp.where(inside, 2**i * 8 / 9 - 0.5, zero)
+    v = (c - zero) * unit
+    v = jnp.where(code > 128, -v, v)
+    return jnp.where(code == 128, 1.0, v) * scale
+
+
+def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
+    """The nearest of 256 values whose spacing grows with their size: seven decades.
+
+    A code is a sign and seven bits: a run of k zeros, a one, and the 6 - k bits that
+    are left, as a number f::
+
+        value = +- 10^-k (0.1 + 0.9 (f + 1/2) / 2^(6 - k))
+
+    Seven zeros are 0; with the sign bit set they are +1, so that a block's largest
+    value comes back as it was. Values are relative to the block's largest absolute
+    value, so entries a million times smaller still have a code of their own. Zero
+    decodes to zero. A block that is not finite does not decode to finite values; other
+    blocks are not touched.
+
+    Args:
+        block: Consecutive entries that share the largest absolute value; None for the
+            whole array, as in the first paper.
+
+    Returns:
+        A compressor of ``n + 4 ceil(n / block)`` bytes; contracts.
+
+    Raises:
+        ValueError: ``block`` less than 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import dynamic_tree_8bit
+        >>> code = dynamic_tree_8bit()
+        >>> v = jnp.array([1.0, 0.0, -0.00007])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 1.000e+00,  0.000e+00, -6.625e-05], dtype=float32)
+
+    Differences from the paper:
+        The nearest code is computed, not searched for: a value's decade comes from
+        seven comparisons with the midpoints between decades, and is linear inside.
+    """
+    _check_block(block)
+
+    def encode(x: jax.Array, key: Key = None) -> EightBit:
+        del key
+        flat = flat32(x)
+        scale = absmax(flat, block)
+        inverse = jnp.where(scale > 0, 1 / scale, 0.0)
+        return EightBit(map_groups(_to_tree, flat, inverse, block), scale)
+
+    def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
+        del key
+        v = map_groups(_from_tree, payload.codes, payload.scale, block)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, "dynamic_tree_8bit")

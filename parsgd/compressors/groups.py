@@ -1,0 +1,143 @@
+"""Runs of consecutive entries that share a scale: fast sums over them, maps by group.
+
+XLA on a CPU reduces the last axis of a tall array one element after the other. Here an
+array is folded instead: whole slices are combined, which vectorises and runs on all
+cores, until one column is left. An array that is not a whole number of groups is
+worked on in two parts, because padding it would copy all of it.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.compressors.packing import alone
+
+SLICES = 32  # combined at once at most; the rest by halving
+LANES = 32
+
+FOLDS = {"max": (jnp.abs, jnp.maximum), "squares": (jnp.square, jnp.add)}
+
+
+def group_count(n: int, size: int | None) -> int:
+    """Groups of ``size`` consecutive entries in n; one where ``size`` is None."""
+    return -(-n // size) if size and n > size else 1
+
+
+def flat32(x: jax.Array) -> jax.Array:
+    """The entries in order, as ``float32``."""
+    return x.astype(jnp.float32).reshape(-1)
+
+
+def absmax(flat: jax.Array, size: int | None) -> jax.Array:
+    """Largest absolute value of each group, ``[groups]``; 0 for an empty one."""
+    if group_count(flat.size, size) == 1:
+        return jnp.max(jnp.abs(flat), initial=0.0)[None]
+    return _fold(flat, size, "max")
+
+
+def norm2(flat: jax.Array, size: int | None) -> jax.Array:
+    """Euclidean norm of each group, ``[groups]``."""
+    if group_count(flat.size, size) == 1:
+        return jnp.sqrt(total(flat, jnp.square))[None]
+    return jnp.sqrt(_fold(flat, size, "squares"))
+
+
+def total(flat: jax.Array, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Sum of ``fn`` over a flat array, in short partial sums."""
+    chunk = SLICES * LANES
+    whole = flat.size // chunk * chunk
+    body = jnp.sum(fn(flat[:whole]).reshape(-1, SLICES, LANES), axis=1)
+    return jnp.sum(body) + jnp.sum(fn(flat[whole:]))
+
+
+def map_groups(
+    fn: Callable[[jax.Array, jax.Array, int, Any], jax.Array],
+    flat: jax.Array,
+    scale: jax.Array,
+    size: int | None,
+    extra: Any = None,
+) -> jax.Array:
+    """``fn(values [groups, entries], scale [groups, 1], start, extra)``, flat again.
+
+    Args:
+        fn: Of the values of some groups and their scales; ``start`` is the number of
+            the first value. The same object in every call, since it is compiled.
+        flat: Values, ``[n]``.
+        scale: One for each group.
+        size: Entries of a group; the last one may have fewer.
+        extra: Any arrays, handed on.
+    """
+    parts = _parts(flat.size, size)
+    if len(parts) == 1:
+        return _map_part(flat, scale, extra, fn=fn, part=parts[0])
+    done = [_map_part_alone(flat, scale, extra, fn=fn, part=part) for part in parts]
+    return jnp.concatenate(done)
+
+
+class Part(NamedTuple):
+    """Consecutive groups of one width."""
+
+    start: int  # number of the first value
+    first: int  # number of the first group
+    groups: int
+    width: int
+
+    def rows(self, flat: jax.Array) -> jax.Array:
+        """The values, ``[groups, width]``."""
+        stop = self.start + self.groups * self.width
+        return flat[self.start : stop].reshape(self.groups, self.width)
+
+
+def _parts(n: int, size: int | None) -> list[Part]:
+    """The whole groups, and the last one if it is shorter."""
+    if size is None or n <= size:
+        return [Part(0, 0, 1, n)]
+    groups, rest = divmod(n, size)
+    whole = Part(0, 0, groups, size)
+    return [whole, Part(n - rest, groups, 1, rest)] if rest else [whole]
+
+
+def _map_part(flat, scale, extra, *, fn, part: Part) -> jax.Array:
+    scale = scale[part.first : part.first + part.groups, None]
+    return fn(part.rows(flat), scale, part.start, extra).reshape(-1)
+
+
+def _slices(flat: jax.Array, *, kind: str, part: Part, lanes: int) -> jax.Array:
+    """``[groups, lanes]``: each group's slices of ``lanes`` values, combined."""
+    rows, (fn, combine) = part.rows(flat), FOLDS[kind]
+    parts = (fn(rows[:, i : i + lanes]) for i in range(0, part.width, lanes))
+    return functools.reduce(combine, parts)
+
+
+def _halves(rows: jax.Array, *, kind: str) -> jax.Array:
+    combine = FOLDS[kind][1]
+    while rows.shape[1] > 1:
+        half = rows.shape[1] // 2
+        rows = combine(rows[:, :half], rows[:, half:])
+    return rows[:, 0]
+
+
+_map_part_alone = alone(_map_part, "fn", "part")
+_slices_alone = alone(_slices, "kind", "part", "lanes")
+_halves_alone = alone(_halves, "kind")
+
+
+def _fold(flat: jax.Array, size: int | None, kind: str) -> jax.Array:
+    return jnp.concatenate(
+        [_fold_part(flat, kind, part) for part in _parts(flat.size, size)]
+    )
+
+
+def _fold_part(flat: jax.Array, kind: str, part: Part) -> jax.Array:
+    lanes = LANES
+    while part.width > SLICES * lanes:
+        lanes *= 2
+    if part.width % lanes:
+        fn, combine = FOLDS[kind]
+        reduce = jnp.max if combine is jnp.maximum else jnp.sum
+        return reduce(fn(part.rows(flat)), axis=1)
+    rows = _slices_alone(flat, kind=kind, part=part, lanes=lanes)
+    return _halves_alone(rows, kind=kind)

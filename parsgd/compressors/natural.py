@@ -1,0 +1,90 @@
+"""Natural compression: random rounding to a power of two.
+
+Horvath et al., "Natural Compression for Distributed Deep Learning", 2019.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.groups import flat32
+from parsgd.compressors.packing import pack, unpack
+from parsgd.compressors.random import uniform_bits
+
+ROUNDINGS = ("random", "nearest")
+MANTISSA = 23  # bits of a float32
+WIDTH = 9  # sign and exponent
+
+
+class Natural(NamedTuple):
+    """Payload of `natural`.
+
+    Attributes:
+        codes: Sign and exponent of each entry, the upper 9 bits of its float32, packed
+            as in `parsgd.compressors.packing`: ``uint8 [9 ceil(n / 8)]``.
+    """
+
+    codes: jax.Array
+
+
+def natural(*, rounding: str = "random") -> Compressor:
+    """Sign and exponent: the power of two above or below, with the right mean.
+
+    For ``|v| = 2^e (1 + m)`` with m in [0, 1)::
+
+        q = sign(v) 2^(e + 1) with probability m,   sign(v) 2^e else
+
+    so that ``E[q] = v`` and ``E[(q - v)^2] = m (1 - m) 4^e <= v^2 / 8``. In bits: add a
+    random mantissa to the float's, and let the carry run into its exponent. Powers of
+    two and zero come back as they were, whatever is not finite as not finite, and no
+    entry depends on another.
+
+    Args:
+        rounding: ``"random"`` as in the paper, or ``"nearest"``: the nearer of the two,
+            with an error of at most ``|v| / 3``; biased.
+
+    Returns:
+        A compressor of ``9 ceil(n / 8)`` bytes; contracts.
+
+    Raises:
+        ValueError: Unknown ``rounding``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import natural
+        >>> code = natural(rounding="nearest")
+        >>> v = jnp.array([-1.4, 0.0, 1.6])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([-1.,  0.,  2.], dtype=float32)
+
+    Differences from the paper:
+        None within float32's normal range. Below it (under 1.2e-38) entries round to
+        zero or to the smallest normal number, again with the right mean; above 1.7e38
+        they may round to infinity.
+    """
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
+    random = rounding == "random"
+
+    def encode(x: jax.Array, key: Key = None) -> Natural:
+        if random and key is None:
+            raise ValueError("natural rounds at random: encode needs a key")
+        v = flat32(x)
+        bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
+        if random and key is not None:
+            add = uniform_bits(key, v.shape) >> (32 - MANTISSA)
+        else:
+            add = jnp.uint32(1 << (MANTISSA - 1))
+        # A carry out of the largest exponent would turn the sign.
+        rounded = jnp.where(jnp.isfinite(v), bits + add, bits)
+        return Natural(pack((rounded >> MANTISSA).astype(jnp.uint16), WIDTH))
+
+    def decode(payload: Natural, like: Any, key: Key = None) -> jax.Array:
+        del key
+        codes = unpack(payload.codes, WIDTH, like.size).astype(jnp.uint32)
+        v = jax.lax.bitcast_convert_type(codes << MANTISSA, jnp.float32)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, "natural", stochastic=random)

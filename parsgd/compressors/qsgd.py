@@ -1,0 +1,116 @@
+"""QSGD: random rounding to s levels of each bucket's norm.
+
+Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+Encoding", NeurIPS 2017.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.groups import absmax, flat32, map_groups, norm2
+from parsgd.compressors.packing import pack, unpack
+from parsgd.compressors.random import round_randomly
+
+NORMS = {"l2": norm2, "max": absmax}
+
+
+class QSGD(NamedTuple):
+    """Payload of `qsgd`.
+
+    Attributes:
+        codes: Level and sign of each entry as ``level + s``, of w bits, packed as in
+            `parsgd.compressors.packing`: ``uint8 [w ceil(n / 8)]``.
+        norm: Of each bucket, ``float32 [ceil(n / bucket)]``.
+    """
+
+    codes: jax.Array
+    norm: jax.Array
+
+
+def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor:
+    """Signed multiples of the bucket's norm over s, rounded up or down at random.
+
+    For an entry v of a bucket with norm N, and u uniform in [0, 1)::
+
+        q = N / s * floor(s v / N + u),   E[q] = v,   E[(q - v)^2] = (N / s)^2 p (1 - p)
+
+    where ``p = frac(s |v| / N)``. Summed over a bucket of d entries the variance is at
+    most ``min(d / s^2, sqrt(d) / s) |v|^2`` for the Euclidean norm. A bucket of zeros
+    decodes to zeros. A bucket that is not finite, or whose squares leave float32 (norm
+    above about 1e19; below 1e-19 it is taken as zero), does not decode to finite
+    values; other buckets are not touched.
+
+    Args:
+        levels: s, 1 to 127. 15 in 5 bits, 7 in 4 bits, 1 in 2 bits.
+        bucket: d, consecutive entries that share a norm. Multiples of 32 are fast.
+        norm: ``"l2"``, the paper's analysis, or ``"max"``, what its experiments use: a
+            larger part of the levels is used.
+
+    Returns:
+        A compressor of ``w ceil(n / 8) + 4 ceil(n / bucket)`` bytes with
+        ``w = ceil(log2(2 s + 1))``. It contracts, and is fit for error feedback, when
+        ``bucket < 4 s^2``.
+
+    Raises:
+        ValueError: An argument out of range.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from parsgd.compressors import qsgd
+        >>> code = qsgd(levels=1, norm="max")
+        >>> v = jnp.array([-2.0, 0.0, 2.0])
+        >>> code.decode(code.encode(v, jax.random.key(0)), v, None)
+        Array([-2.,  0.,  2.], dtype=float32)
+
+    Differences from the paper:
+        Codes have a fixed width instead of Elias codes: the length of those depends on
+        the values, and arrays of a compiled program have one size. Level and sign are
+        one number, so that zero needs no sign.
+    """
+    if not 1 <= levels <= 127:
+        raise ValueError(
+            f"levels={levels}: choose 1 to 127, which fit a byte with sign"
+        )
+    if bucket < 1:
+        raise ValueError(
+            f"bucket={bucket}: a bucket has 1 entry or more, 512 as a rule"
+        )
+    if norm not in NORMS:
+        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
+    width = math.ceil(math.log2(2 * levels + 1))
+
+    def quantise(v, inverse, start, key):
+        q = round_randomly(v * inverse, key, start)
+        # The sum with the random number may be rounded up to s + 1.
+        return jnp.clip(q + levels, 0, 2 * levels).astype(jnp.int32).astype(jnp.uint8)
+
+    def restore(codes, unit, start, extra):
+        del start, extra
+        return (codes.astype(jnp.int32) - levels).astype(jnp.float32) * unit
+
+    def encode(x: jax.Array, key: Key) -> QSGD:
+        if key is None:
+            raise ValueError("qsgd rounds at random: encode needs a key")
+        flat = flat32(x)
+        size = NORMS[norm](flat, bucket)
+        inverse = jnp.where(size > 0, levels / size, 0.0)
+        codes = map_groups(quantise, flat, inverse, bucket, key)
+        return QSGD(pack(codes, width), size)
+
+    def decode(payload: QSGD, like: Any, key: Key = None) -> jax.Array:
+        del key
+        codes = unpack(payload.codes, width, like.size)
+        v = map_groups(restore, codes, payload.norm / levels, bucket)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(
+        encode,
+        decode,
+        f"qsgd(levels={levels})",
+        stochastic=True,
+        contracts=bucket < 4 * levels**2,
+    )
