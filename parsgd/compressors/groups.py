@@ -46,11 +46,11 @@ def norm2(flat: jax.Array, size: int | None) -> jax.Array:
 
 
 def total(flat: jax.Array, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Sum of ``fn`` over a flat array, in short partial sums."""
-    chunk = SLICES * LANES
-    whole = flat.size // chunk * chunk
-    body = jnp.sum(fn(flat[:whole]).reshape(-1, SLICES, LANES), axis=1)
-    return jnp.sum(body) + jnp.sum(fn(flat[whole:]))
+    """Sum of ``fn`` over a flat array."""
+    if flat.size % (SLICES * LANES):
+        return jnp.sum(fn(flat))
+    # In two steps, of which the first vectorises across lanes.
+    return jnp.sum(jnp.sum(fn(flat).reshape(-1, SLICES, LANES), axis=1))
 
 
 def map_groups(

@@ -31,7 +31,12 @@ def alone(fn: Callable, *static: str) -> Callable:
         fn: A function of arrays.
         static: Names of its arguments that are not arrays.
     """
-    compiled = jax.jit(fn, static_argnames=static)
+
+    @functools.partial(jax.jit, static_argnames=static)
+    @functools.wraps(fn)
+    def compiled(*args, **kwargs):
+        with set_xla_metadata(inlineable="true"):  # for the functions that it calls
+            return fn(*args, **kwargs)
 
     @functools.wraps(fn)
     def call(*args, **kwargs):

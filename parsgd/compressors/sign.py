@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import flat32, total
+from parsgd.compressors.packing import alone
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
@@ -70,21 +71,19 @@ def one_bit(*, levels: str = "column") -> Compressor:
         raise ValueError(f"levels={levels!r}: choose one of {', '.join(GROUPS)}")
 
     def columns(like) -> int:
-        return like.shape[-1] if levels == "column" and len(like.shape) else 1
+        # An array of no columns is one group of nothing.
+        return (like.shape[-1] or 1) if levels == "column" and like.shape else 1
 
     def encode(x: jax.Array, key: Key = None) -> OneBit:
         del key
         v = flat32(x)
         width = columns(x)
-        n_high = _sums(v, width, lambda v: (v >= 0).astype(jnp.float32))
-        n_low = _sums(v, width, lambda v: (~(v >= 0)).astype(jnp.float32))
-        high = _sums(v, width, lambda v: jnp.where(v >= 0, v, 0.0))
-        low = _sums(v, width, lambda v: jnp.where(v >= 0, 0.0, v))
-        return OneBit(
-            jnp.packbits(v >= 0),
-            low / jnp.maximum(n_low, 1),
-            high / jnp.maximum(n_high, 1),
-        )
+        n_high = _sums(v, fn="count", width=width)
+        n_low = x.size // width - n_high
+        # A column that is not a number has no finite level, and no other is touched.
+        high = _sums(v, fn="high", width=width) / jnp.maximum(n_high, 1)
+        low = _sums(v, fn="low", width=width) / jnp.maximum(n_low, 1)
+        return OneBit(jnp.packbits(v >= 0), low, high)
 
     def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
         del key
@@ -96,14 +95,25 @@ def one_bit(*, levels: str = "column") -> Compressor:
     return Compressor(encode, decode, "one_bit")
 
 
-def _sums(flat: jax.Array, width: int, fn) -> jax.Array:
-    """Sum of ``fn`` over each column of a matrix with ``width`` of them, ``[width]``."""
+PARTS = {
+    "count": lambda v: (v >= 0).astype(jnp.float32),
+    "high": lambda v: jnp.maximum(v, 0.0),
+    "low": lambda v: jnp.minimum(v, 0.0),
+}
+
+
+def _column_sums(flat: jax.Array, *, fn: str, width: int) -> jax.Array:
+    """Sum of ``fn`` over each of ``width`` columns of a matrix, ``[width]``."""
     if width == 1:
-        return total(flat, fn)[None]
-    rows = fn(flat).reshape(-1, width)
+        return total(flat, PARTS[fn])[None]
+    rows = PARTS[fn](flat).reshape(-1, width)
     # XLA on a CPU multiplies by a row of ones faster than it reduces a leading axis.
     ones = jnp.ones(len(rows), jnp.float32)
     return jnp.matmul(ones, rows, precision=jax.lax.Precision.HIGHEST)
+
+
+# Sums of one array are merged into one loop otherwise, which does not vectorise.
+_sums = alone(_column_sums, "fn", "width")
 
 
 class ScaledSign(NamedTuple):
