@@ -66,7 +66,10 @@ def _scaled_sum(x: jax.Array, scale: float) -> jax.Array:
     # In bfloat16 1/L itself would be rounded, and the mean off by up to 0.3 %.
     inner = scale if x.dtype == wide else 1.0
     row = jnp.full((len(x),), inner, x.dtype)
-    out = jnp.tensordot(row, x, 1, preferred_element_type=wide)
+    # Accelerators round the factors of a product unless told not to.
+    out = jnp.tensordot(
+        row, x, 1, precision=lax.Precision.HIGHEST, preferred_element_type=wide
+    )
     return (out * (scale / inner)).astype(x.dtype)
 
 
@@ -143,6 +146,20 @@ def maximum(tree: Tree) -> Tree:
         if _bound(LANES):
             x = jnp.max(lax.all_gather(x, LANES), axis=0)
         return lax.pmax(x, DEVICES) if _bound(DEVICES) else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def agreed(tree: Tree) -> Tree:
+    """The same leaves, where the caller knows that they are equal on all workers.
+
+    Values that came by `permute` look as if each lane had its own; then all would be
+    stored W times. Nothing is sent and nothing checked (``check_replicas=True`` is a
+    run's way to check).
+    """
+
+    def leaf(x):
+        return lax.all_gather(x, LANES)[0] if _bound(LANES) else x
 
     return jax.tree.map(leaf, tree)
 

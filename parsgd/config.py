@@ -10,6 +10,7 @@ function's own signature. Two resolvers help:
     that fraction of the run's optimizer steps, as a whole number.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +26,7 @@ from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
 from parsgd.messages import explain, nearest
 from parsgd.plan import Plan, make_plan
-from parsgd.targets import ALLOWED, call, no_target
+from parsgd.targets import ALLOWED, call, no_target, takes
 from parsgd.tasks import Task
 
 SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
@@ -49,6 +50,8 @@ class Config:
     task: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] = field(default_factory=dict)
+    compressor: Any = None
+    feedback: Any = None
     scaling: dict[str, Any] = field(default_factory=dict)
     schedule: Any = None
     placement: Placement = field(default_factory=Placement)
@@ -152,7 +155,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     plan = make_plan(len(task.data.train.x), **{name: first[name] for name in SIZES})
     config = resolved(cfg, plan.steps)
     optimizer, rate, facts, lines = _optimizer(config, plan, allowed)
-    strategy = call(config["strategy"], "strategy", optimizer, allowed=allowed)
+    strategy = _strategy(config, optimizer, rate, allowed)
     phased = isinstance(strategy, tuple) and strategy
     if not (isinstance(strategy, Strategy) or _phases(phased)):
         raise _wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
@@ -162,6 +165,29 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     arguments["devices"] = _devices(config["placement"]["devices"])
     arguments["learning_rate"] = rate if callable(rate) else lambda step: rate
     return Built(config, task, strategy, arguments, facts, tuple(lines))
+
+
+def _strategy(
+    config: Mapping[str, Any],
+    optimizer: optax.GradientTransformation,
+    rate: Any,
+    allowed: Sequence[str],
+) -> Algorithm:
+    node = config["strategy"]
+    call_strategy = functools.partial(call, node, "strategy", allowed=allowed)
+    if not takes(node, "learning_rate"):
+        return call_strategy(optimizer)
+    # Such as 1-bit Adam, which is an optimizer itself.
+    inner = config["optimizer"]
+    unused = {k: inner.get(k) for k in ("eps_root", "nesterov") if inner.get(k)}
+    if inner["_target_"] != "optax.adam" or unused:
+        wrong = unused or {"_target_": inner["_target_"]}
+        key, value = next(iter(wrong.items()))
+        raise UserError(
+            f"optimizer.{key}={value}: {node['_target_']} is an Adam of its own and "
+            "takes only learning_rate, b1, b2 and eps: use optimizer=adam"
+        )
+    return call_strategy(learning_rate=rate)
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:

@@ -38,6 +38,8 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from parsgd import comm
+from parsgd.errors import UserError
+from parsgd.lanes import shared_outputs
 
 Params: TypeAlias = Any
 Grads: TypeAlias = Any
@@ -60,8 +62,7 @@ class Strategy(NamedTuple):
     """An algorithm, as one worker sees it: four pure functions and a fact.
 
     Attributes:
-        init: ``(params) -> state``. May call ``comm.rank()``; copies what it keeps of
-            the parameters (``jnp.copy``), since both are donated buffers.
+        init: ``(params) -> state``. May call ``comm.rank()``.
         local: ``(grads, state, params) -> (params, state)``, every step.
         sync: ``(params, state) -> (params, state)``, at the end of each round.
         readout: ``(params, state) -> params``, equal on all workers.
@@ -99,6 +100,12 @@ class Phase(NamedTuple):
 Algorithm: TypeAlias = Strategy | tuple[Phase, ...]
 
 
+def whole_step(name: str, step: Any) -> None:
+    """Refuse what is no number of steps."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UserError(f"{name}={step}: give a whole number of steps, 0 or more")
+
+
 def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     """The phases of an algorithm, by start: one if it is a single strategy.
 
@@ -107,11 +114,21 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     """
     if isinstance(algorithm, Strategy):
         return (Phase(0, algorithm),)
+    if isinstance(algorithm, Phase):
+        algorithm = (algorithm,)
+    if not isinstance(algorithm, tuple | list) or not all(
+        isinstance(phase, Phase) for phase in algorithm
+    ):
+        raise UserError(
+            f"strategy is a {type(algorithm).__name__}: give a Strategy, such as "
+            "parsgd.sync_sgd(optimizer) makes, or a tuple of Phases"
+        )
     ordered = tuple(sorted(algorithm, key=lambda phase: phase.start))
     starts = [phase.start for phase in ordered]
     if not starts or starts[0] != 0 or len({*starts}) < len(starts):
         raise ValueError(f"phases must start at 0 and at different steps, got {starts}")
     for phase in ordered:
+        whole_step("start", phase.start)
         if phase.local_steps is not None and phase.local_steps < 1:
             raise ValueError(f"local_steps={phase.local_steps} of a phase: 1 or more")
     return ordered
@@ -139,10 +156,14 @@ class TrainState(NamedTuple):
 def init_state(
     strategy: Strategy, params: Params, model: State, key: jax.Array
 ) -> TrainState:
-    """A worker's state at step 0. Copies, so that the caller's arrays stay usable."""
-    params = jax.tree.map(jnp.copy, params)
-    model = jax.tree.map(jnp.copy, model)
-    return TrainState(jnp.int32(0), key, params, model, strategy.init(params))
+    """A worker's state at step 0.
+
+    Copies, so that the caller's arrays stay usable, and that no part of the state is
+    the same buffer as another: they are donated.
+    """
+    copy = functools.partial(jax.tree.map, jnp.copy)
+    own = copy(strategy.init(params))
+    return TrainState(jnp.int32(0), key, copy(params), copy(model), own)
 
 
 def gradient(
@@ -206,7 +227,7 @@ def mean_gradient(
 
     @over_lanes.def_vmap
     def _(lanes, batched, params, model, batch, key):
-        del lanes
+        model_before = model
         axes = jax.tree.map(lambda b: 0 if b else None, batched)
         if micro_batches > 1 or any(jax.tree.leaves(batched[0])):
             own = functools.partial(gradient, loss, micro_batches=micro_batches)
@@ -227,9 +248,14 @@ def mean_gradient(
                 return jnp.mean(value), (value, new)
 
             grads, (value, model) = jax.grad(mean_loss, has_aux=True)(params)
-        own = functools.partial(jax.tree.map, lambda _: True)
+        # Such as a step count of the model, which all lanes share.
+        same = jax.tree.map(lambda b: not b, tuple(batched))
+        args = (params, model_before, batch, key)
+        shared = shared_outputs(loss, lanes, args, same)[1]
+        model = jax.tree.map(lambda same, x: x[0] if same else x, shared, model)
+        own = jax.tree.map(lambda same: not same, shared)
         mean = jax.tree.map(lambda _: False, grads)
-        return (value, model, grads), (own(value), own(model), mean)
+        return (value, model, grads), (True, own, mean)
 
     value, model, grads = over_lanes(params, model, batch, key)
     return value, model, comm.mean_over_devices(grads)
@@ -277,7 +303,7 @@ def run_round(
         union: Whether workers on one device may take their batches as one, see
             `mean_gradient`.
         lanes: How lanes run the local steps, as a transformation of one worker's:
-            together (nothing to do), or `parsgd.spmd.in_turn`.
+            together (nothing to do), or `parsgd.lanes.in_turn`.
 
     Returns:
         The new state, the losses ``[H]``, and the spread (0 where not measured).

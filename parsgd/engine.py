@@ -13,6 +13,8 @@ from jax import lax
 from parsgd import comm, placement, spmd, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
+from parsgd.errors import UserError
+from parsgd.lanes import in_turn, shared_outputs
 from parsgd.placement import Placement
 from parsgd.tasks import Task
 from parsgd.worker import Worker
@@ -106,7 +108,7 @@ class Engine:
             )
             return state, losses.at[r].set(values), apart
 
-        lanes = spmd.in_turn if self._lanes[phase] else None
+        lanes = in_turn if self._lanes[phase] else None
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
         return lax.fori_loop(0, count, body, (state, losses, jnp.float32(0)))
 
@@ -197,12 +199,8 @@ class Engine:
         key = (phase, "readout")
         if key not in self._programs:
             args = (self.worker.stored(self.worker.spec, self.shared),)
-            out = spmd.shared_outputs(fn, self.worker.workers, args, (self.shared,))
-            if not all(jax.tree.leaves(out)):
-                raise ValueError(
-                    "the strategy's readout differs between workers: average it, as in "
-                    "comm.mean(params)"
-                )
+            out = shared_outputs(fn, self.worker.workers, args, (self.shared,))
+            _check_readout(*out)
             self._programs[key] = self._compile(
                 fn, (self.shared,), out, (state,), "readout"
             )
@@ -225,3 +223,19 @@ class Engine:
     def check_replicas(self, state: TrainState) -> None:
         """See `parsgd.spmd.check_replicas`."""
         spmd.check_replicas(state, self.shared, self.placement)
+
+
+def _check_readout(params: Any, model: Any) -> None:
+    if not all(jax.tree.leaves(params)):
+        raise UserError(
+            "the strategy's readout differs between workers: average it, as in "
+            "comm.mean(params)"
+        )
+    for path, same in jax.tree.leaves_with_path(model):
+        if not same:
+            raise UserError(
+                f"the model's state {jax.tree_util.keystr(path)} differs between "
+                "workers and is no floating-point number, so it has no average to "
+                "evaluate the model with: make it floating-point, or the same on all "
+                "workers"
+            )

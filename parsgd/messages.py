@@ -96,6 +96,12 @@ def _missing(error: MissingConfigException) -> str:
 def _not_overridable(
     key: str, cause: BaseException | None, arguments: Sequence[str]
 ) -> str:
+    if key in ("compressor", "feedback"):
+        return (
+            f"{key}: this strategy has no exchangeable {key}, so nothing would use it. "
+            "Those that have are strategy=compressed, compressed_local_sgd, "
+            "compressed_block_momentum and compressed_diloco"
+        )
     if not isinstance(cause, OmegaConfBaseException):
         return (
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."

@@ -3,7 +3,7 @@
 A placement has D devices and L lanes on each, W = D * L:
 
 =============  ======================================================================
-``vmap``       all workers are lanes of one device; the default for small work
+``vmap``       all workers are lanes of one device
 ``shard_map``  D devices, ``W / D`` lanes on each
 ``pmap``       the same with the older API
 ``debug``      lanes of one device without compilation: prints and breakpoints work,
@@ -60,6 +60,13 @@ class Placement(NamedTuple):
         )
 
 
+def cores() -> int:
+    """Cores that this process may use, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def want_cpu_devices(count: int) -> None:
     """Ask for ``count`` CPU devices, if JAX has not started its backends yet.
 
@@ -78,7 +85,7 @@ def prepare(devices: int | Sequence[int] | None) -> None:
 
     One for each core, or as many as asked for; called before the backend starts.
     """
-    want_cpu_devices(max([os.cpu_count() or 1, *(i + 1 for i in _indices(devices))]))
+    want_cpu_devices(max([cores(), *(i + 1 for i in _indices(devices))]))
 
 
 def better_in_turn(
@@ -181,10 +188,10 @@ def place(
         if identical:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
-            cores = min(len(found), os.cpu_count() or 1)
-            count = _largest_divisor(workers, cores)
+            usable = min(len(found), cores())
+            count = _largest_divisor(workers, usable)
             reason = (
-                f"workers differ between rounds: spread over {counted(cores, 'core')}"
+                f"workers differ between rounds: spread over {counted(usable, 'core')}"
             )
     else:
         count = _largest_divisor(workers, len(found))

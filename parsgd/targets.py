@@ -81,6 +81,15 @@ def call(
         raise _explain(node, key, error) from error
 
 
+def takes(node: Any, name: str) -> bool:
+    """Whether the call's function has an argument of that name."""
+    try:
+        target = get_object(node["_target_"])
+        return name in inspect.signature(target).parameters
+    except Exception:
+        return False  # the call itself will tell what is wrong
+
+
 def no_target(node: Any, key: str) -> str:
     """What to say of a node that is no call."""
     if isinstance(node, Mapping) and key in node:

@@ -70,7 +70,7 @@ def classification(
     *,
     name: str | None = None,
     l2: float = 0.0,
-    separable: bool = True,
+    separable: bool | None = None,
 ) -> Task:
     """Softmax cross-entropy, in float32 whatever the model computes in.
 
@@ -81,8 +81,9 @@ def classification(
       name: default, the data set's name.
       l2: coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
         not depend on the batch or on the number of workers.
-      separable: False for a model that mixes the examples of a batch without keeping
-        state, so that each worker's batch must stay apart; see `Task`.
+      separable: whether the model treats each example of a batch on its own, so that
+        the batches of workers that share a device and their parameters may be run as
+        one, which is faster; see `Task`. Default: True for the built-in models only.
 
     Raises:
       UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
@@ -102,6 +103,8 @@ def classification(
     validate(data)
     if isinstance(model, Classifier):
         model = model.for_classes(data.classes)
+    if separable is None:
+        separable = isinstance(model, Classifier)
     network = as_model(model)
 
     def penalty(params):

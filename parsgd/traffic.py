@@ -79,6 +79,21 @@ def _factor(primitive: str, workers: int, params: dict) -> tuple[str, float] | N
     return None
 
 
+def _counted(name: str, workers: int, params: dict) -> tuple[str, float]:
+    if params.get("axis_index_groups"):
+        raise ValueError(
+            f"{name} over groups of workers is not counted: write it with "
+            "parsgd.comm.permute, as parsgd.reducers.algorithms does"
+        )
+    kind = _factor(name, workers, params)
+    if kind is None:
+        raise ValueError(
+            f"the collective {name} is not counted: use those of parsgd.comm, so that "
+            "the bytes of this algorithm are known"
+        )
+    return kind
+
+
 def _axis_names(params: dict) -> tuple:
     names = params.get("axes", params.get("axis_name", ()))
     return names if isinstance(names, tuple) else (names,)
@@ -88,8 +103,8 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
     found: list[Message] = []
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
-        kind = _factor(name, workers, params)
-        if kind and DEVICES in _axis_names(params):
+        if DEVICES in _axis_names(params) and name != "axis_index":
+            kind = _counted(name, workers, params)
             for var in eqn.invars:
                 aval: Any = var.aval
                 if not aval.size:

@@ -124,6 +124,16 @@ def fit(
         >>> run.history[-1]["test_accuracy"] > 0.8
         True
     """
+    if not isinstance(task, Task):
+        raise UserError(
+            f"task is a {type(task).__name__}: give a Task, such as parsgd.digits() "
+            "or parsgd.classification(data, model) make"
+        )
+    if learning_rate is not None and not callable(learning_rate):
+        raise UserError(
+            f"learning_rate={learning_rate}: a schedule, step -> rate, to write into "
+            "the records; the optimizer has its own"
+        )
     plan = make_plan(
         len(task.data.train.x),
         workers=workers,
@@ -177,7 +187,9 @@ def fit(
         observer.record(history[-1])
 
     meter.finish()
-    if _reached(history[-1], target_accuracy) and not meter.diverged:
+    if meter.diverged:
+        summary["stopped"] = "diverged"
+    elif _reached(history[-1], target_accuracy):
         summary["stopped"] = "target_accuracy"
     readout, model_state = evaluate.model
     summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
@@ -238,7 +250,7 @@ def _check(
     every_step = all(p.strategy.sync is no_sync for p in schedule)
     if every_step and plan.local_steps > 1:
         raise UserError(
-            f"local_steps={plan.local_steps}: this strategy communicates in every step "
-            "and does nothing at the end of a round; use local_steps=1, or one that "
-            "synchronises every local_steps steps, such as local_sgd"
+            f"local_steps={plan.local_steps}: this strategy does nothing at the end of "
+            "a round; use local_steps=1, or one that synchronises every local_steps "
+            "steps, such as local_sgd"
         )

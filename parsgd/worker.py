@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from parsgd import spmd, traffic
+from parsgd import traffic
 from parsgd.comm import DEVICES
 from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
 from parsgd.data.order import Order
 from parsgd.errors import UserError
+from parsgd.lanes import shared_outputs
 from parsgd.tasks import Batch, Task
 
 
@@ -54,7 +55,7 @@ class Worker:
         _check_params(self.init_spec[0])
         _, self.spec = self._traced(self.init, *self.init_spec)
         for phase in self.phases:
-            self._check(phase.strategy)
+            self._check(phase)
         self._union = self._union_allowed()
         self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
@@ -104,6 +105,8 @@ class Worker:
     def isolated(self, phase: int) -> bool:
         """Whether a worker's local steps depend on nothing from other workers."""
         state, strategy = self.spec, self.phases[phase].strategy
+        if strategy.mean_gradient:
+            return False
         quiet = functools.partial(traffic.isolated, workers=self.workers)
         key = jax.eval_shape(lambda: jax.random.key(0))
         return quiet(
@@ -159,10 +162,26 @@ class Worker:
         axes = [(DEVICES, self.workers)]
         return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
 
-    def _check(self, strategy) -> None:
-        state = self.spec
-        pair = (state.params, state.strategy)
-        _, after = self._traced(strategy.local, state.params, pair[1], pair[0])
+    def _check(self, phase: Phase) -> None:
+        strategy = phase.strategy
+        pair = (self.spec.params, self.spec.strategy)
+        _, own = self._traced(strategy.init, pair[0])
+        if jax.tree.structure(own) != jax.tree.structure(pair[1]):
+            raise UserError(
+                f"the phase that starts at step {phase.start} keeps another state than "
+                "the first one, so it cannot go on with it: "
+                f"{jax.tree.structure(own)} instead of {jax.tree.structure(pair[1])}; "
+                "phases share one state"
+            )
+        try:
+            _, after = self._traced(strategy.local, pair[0], pair[1], pair[0])
+        except TypeError as error:
+            if "required keyword-only argument" not in str(error):
+                raise
+            raise UserError(
+                f"this optimizer needs more than gradients ({error}); strategies hand "
+                "on gradients, its state and parameters only"
+            ) from error
         _check_kept("local", pair, after)
         _, after = self._traced(strategy.sync, *pair)
         _check_kept("sync", pair, after)
@@ -175,7 +194,7 @@ class Worker:
         args = (self.spec.params, self.spec.model, self._batch_spec(), key)
         # With nothing but the key depending on the lane, does the loss?
         same = (True, True, True, False)
-        return spmd.shared_outputs(self.task.loss, 2, args, same)[0]
+        return shared_outputs(self.task.loss, 2, args, same)[0]
 
     def _after(self, strategy: Any, shared: TrainState) -> TrainState:
         """What workers share after a round that starts with ``shared``."""
@@ -187,7 +206,7 @@ class Worker:
         rest = self.stored(rest, jax.tree.map(lambda _: False, rest))
         args = (self.stored(self.spec, shared), x, y, *rest)
         same = (shared, True, True, False, False)
-        return spmd.shared_outputs(fn, self.workers, args, same)
+        return shared_outputs(fn, self.workers, args, same)
 
     def _shared(self) -> TrainState:
         """The largest set of leaves that start equal and that every round keeps equal.
@@ -196,13 +215,13 @@ class Worker:
         shared.
         """
         same = (True, True, True)
-        shared = spmd.shared_outputs(self.init, self.workers, self.init_spec, same)
+        shared = shared_outputs(self.init, self.workers, self.init_spec, same)
         while True:
             new = shared
             for phase in self.phases:
                 after = self._after(phase.strategy, shared)
                 new = jax.tree.map(lambda a, b: a and b, new, after)
-            if new == shared:
+            if jax.tree.leaves(new) == jax.tree.leaves(shared):
                 return shared
             shared = new
 

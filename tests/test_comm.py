@@ -116,3 +116,54 @@ def test_mean_of_equal_halves_is_themselves(lanes):
     x = np.linspace(1, 1.99, 128).astype(jnp.bfloat16)
     got = over(comm.mean, ("vmap", 1, lanes), np.tile(x, (lanes, 1)))
     np.testing.assert_array_equal(got, np.tile(x, (lanes, 1)))
+
+
+def test_maximum_and_all_to_all(place):
+    x = values(place)
+    workers = len(x)
+    parts = np.arange(workers * workers).reshape(workers, workers)
+    top, turned = over(
+        lambda x, p: (comm.maximum(x), comm.all_to_all(p)), place, x, parts
+    )
+    np.testing.assert_array_equal(top, np.broadcast_to(x.max(0), x.shape))
+    np.testing.assert_array_equal(turned, parts.T)
+
+
+def test_all_to_all_needs_a_part_for_each_worker():
+    with pytest.raises(ValueError, match="2 parts for 3 workers"):
+        over(comm.all_to_all, ("vmap", 1, 3), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "hierarchical"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_all_reduce_algorithms_equal_the_native_one(place, algorithm, dtype):
+    x = values(place, dtype)
+    tree = {"x": x, "odd": x[:, :1, 0], "count": np.arange(len(x)), "none": x[:, :0]}
+    groups = [1, 2, len(x)] if algorithm == "hierarchical" else [None]
+    for group in groups:
+        if group and len(x) % group:
+            continue
+        reducer = parsgd.all_reduce(algorithm=algorithm, group=group)
+        out = over(lambda t, r=reducer: r.update(t, r.init(t))[0], place, tree)
+        np.testing.assert_array_equal(out["count"], tree["count"])
+        assert out["none"].shape == tree["none"].shape
+        for name in ("x", "odd"):
+            mean = tree[name].astype(np.float64).mean(0)
+            assert out[name].dtype == dtype
+            tolerance = 2e-6 if dtype == np.float32 else 4e-2
+            np.testing.assert_allclose(
+                out[name][0].astype(np.float64), mean, rtol=tolerance, atol=tolerance
+            )
+            assert all((o == out[name][0]).all() for o in out[name])
+
+
+def test_groups_must_divide_the_workers():
+    reducer = parsgd.all_reduce(algorithm="hierarchical", group=2)
+    with pytest.raises(ValueError, match=r"group=2 does not divide 3 .* \[1, 3\]"):
+        over(lambda x: reducer.update(x, ())[0], ("vmap", 1, 3), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "rong"}, {"group": 2}])
+def test_all_reduce_refuses(options):
+    with pytest.raises(ValueError, match="algorithm="):
+        parsgd.all_reduce(**options)

@@ -12,6 +12,7 @@ import pytest
 from tiny import scalar, tiny
 
 import parsgd
+from parsgd.core import Phase, gradient
 from parsgd.data.order import Order
 from parsgd.errors import UserError
 from parsgd.train import Observer
@@ -172,16 +173,52 @@ def test_D9_accumulation_is_one_batch(parts):
 
 
 def test_D9_accumulation_is_in_float32():
-    task = tiny(dtype=jnp.bfloat16)
-    seen = []
+    def loss(params, model, batch, key):
+        return params["w"] * jnp.mean(batch).astype(jnp.bfloat16), model
 
-    def watch(grads, state, params):
-        seen.append(jax.tree.map(lambda g: g.dtype, grads))
-        return params, state
+    # In bfloat16 256 + 1 is 256, and the mean would be 32.
+    batch = jnp.array([256.0] + 7 * [1.0])
+    params = {"w": jnp.bfloat16(1)}
+    _, _, grads = gradient(loss, params, {}, batch, jax.random.key(0), 8)
+    assert grads["w"].dtype == jnp.bfloat16
+    assert float(grads["w"]) == float(jnp.bfloat16(263 / 8))
 
-    strategy = parsgd.single(optax.sgd(0.1))._replace(local=watch)
-    parsgd.fit(task, strategy, worker_batch=8, micro_batches=4, samples=8)
-    assert {*jax.tree.leaves(seen)} == {jnp.dtype(jnp.bfloat16)}
+
+def test_I5_a_step_sees_the_workers_own_batch():
+    shapes = []
+
+    def loss(params, model, batch, key):
+        shapes.append(batch.x.shape)
+        return jnp.mean(params["w1"]) * jnp.mean(batch.x), model
+
+    task = tiny()._replace(loss=loss)
+    for place in ("vmap", "shard_map"):
+        parsgd.fit(
+            task,
+            parsgd.local_sgd(optax.sgd(0.1)),
+            workers=4,
+            worker_batch=3,
+            rounds=1,
+            placement=place,
+        )
+    assert {*shapes} == {(3, 9)}
+
+
+def test_A9_clipping_before_and_after_the_reduction():
+    grads = jnp.array([[3.0, 0.0], [0.0, 4.0]])
+    found = {}
+    for when in ("clip_before", "clip_after"):
+        strategy = parsgd.compressed_sgd(
+            optax.sgd(1.0), reducer=parsgd.all_reduce(), **{when: 1.0}
+        )
+
+        def step(g, strategy=strategy):
+            x = jnp.zeros(2)
+            return -strategy.local(g, strategy.init(x), x)[0]
+
+        found[when] = jax.vmap(step, axis_name=parsgd.comm.LANES)(grads)[0]
+    np.testing.assert_allclose(found["clip_before"], [0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(found["clip_after"], [0.6, 0.8], rtol=1e-6)
 
 
 def test_D1_equal_budgets_for_every_number_of_workers():
@@ -252,6 +289,40 @@ def test_a_strategy_must_keep_shapes_and_types(strategy, message):
         parsgd.fit(tiny(), strategy, workers=2, worker_batch=4, rounds=2)
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"strategy": optax.sgd(0.1)}, "a Strategy, such as parsgd.sync_sgd"),
+        ({"task": "digits"}, "a Task, such as parsgd.digits"),
+        ({"learning_rate": 0.1}, "learning_rate=0.1: a schedule"),
+        (
+            {"strategy": parsgd.sync_sgd(optax.polyak_sgd())},
+            "needs more than gradients",
+        ),
+        (
+            {
+                "strategy": (
+                    Phase(0, parsgd.sync_sgd(optax.sgd(0.1))),
+                    Phase(2, parsgd.diloco(optax.sgd(0.1))),
+                )
+            },
+            "phase that starts at step 2 keeps another state",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    usual = {"task": tiny(), "strategy": parsgd.sync_sgd(optax.sgd(0.1))}
+    with pytest.raises(UserError, match=message):
+        parsgd.fit(**(usual | arguments), worker_batch=4, rounds=4)
+
+
+def test_fractional_steps_are_refused():
+    with pytest.raises(ValueError, match=r"start_step=1\.5"):
+        parsgd.one_bit_sgd(optax.sgd(0.1), start_step=1.5)
+    with pytest.raises(ValueError, match=r"switch_step=2\.5"):
+        parsgd.post_local_sgd(optax.sgd(0.1), switch_step=2.5)
+
+
 def test_parameters_must_have_a_gradient():
     task = tiny()
 
@@ -319,7 +390,7 @@ def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
         ({"worker_batch": 4, "local_steps": 0}, "local_steps=0"),
         (
             {"worker_batch": 4, "local_steps": 2},
-            "communicates in every step.*local_sgd",
+            "does nothing at the end of a round.*local_sgd",
         ),
         ({"worker_batch": 4, "workers": 2.0}, "workers=2.0"),
         ({"worker_batch": 4.0}, "worker_batch=4.0"),

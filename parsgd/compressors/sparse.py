@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.index_packing import pack_indices, unpack_indices
+from parsgd.compressors.random import uniform_bits
 from parsgd.compressors.select import largest
 
 SELECTIONS = ("exact", "sampled")
@@ -131,7 +132,7 @@ def top_k(
 def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     """The same k entries of every worker, drawn anew each time from a shared key.
 
-    All subsets of k are equally likely. Their indices follow from the key, which all
+    All entries are equally likely. Their indices follow from the key, which all
     workers have, so they are not sent, and payloads can be summed on the way::
 
         q_i = v_i for i in S, or scaled (n / k) v_i: then E[q] = v and
@@ -163,9 +164,8 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     def chosen(n, key):
         if key is None:
             raise ValueError("random_k draws its indices: give encode and decode a key")
-        bits = jax.random.bits(key, (n,), jnp.uint32)
         # The ranks of n random numbers are a random order.
-        return largest(bits, kept(ratio, n), order=lambda b: b >> 1)
+        return largest(uniform_bits(key, (n,)), kept(ratio, n), order=lambda b: b >> 1)
 
     def encode(x: jax.Array, key: Key = None) -> RandomK:
         v = _flat(x)

@@ -185,6 +185,11 @@ class Order:
         partial = np.arange(start, start + count) % per_epoch == per_epoch - 1
         weight[partial, :rest] = self.global_batch / rest
         weight[partial, rest:] = 0.0
+        # Dealt like cards, so that every worker gets its share of the last examples.
+        turns = slots[:0:-1]
+        for array in (index, weight):
+            dealt = array[partial].reshape(-1, *turns).swapaxes(1, 2)
+            array[partial] = dealt.reshape(-1, self.global_batch)
         return index.reshape(slots), weight.reshape(slots)
 
     def _epoch(self, epoch: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from parsgd.reducers.feedback import (
     ef21,
     error_feedback,
 )
+from parsgd.reducers.majority import majority_vote
 from parsgd.reducers.mean import all_reduce, idle
 from parsgd.reducers.nonfinite import SkipState, skip_nonfinite
 from parsgd.reducers.power_sgd import PowerSGDState, power_sgd
@@ -36,6 +37,7 @@ __all__ = [
     "error_feedback",
     "exchange",
     "idle",
+    "majority_vote",
     "power_sgd",
     "skip_nonfinite",
 ]

@@ -140,12 +140,15 @@ def ef21(
         _check(gradient, state.estimate)
         change = {path: g - state.estimate[path] for path, g in gradient.items()}
         mean, sent, inner = channel.average(change, state.exchange)
-        estimate = {
-            path: _if_finite(h + sent[path], h) for path, h in state.estimate.items()
-        }
         # The estimates' average needs no message: it moves by the average change.
         moved = {path: h + mean[path] for path, h in state.mean.items()}
-        kept = {path: _if_finite(moved[path], h) for path, h in state.mean.items()}
+        # Equal on all workers: where one could not move, none does.
+        fine = {path: jnp.all(jnp.isfinite(h)) for path, h in moved.items()}
+        kept = {p: jnp.where(fine[p], moved[p], h) for p, h in state.mean.items()}
+        estimate = {
+            path: jnp.where(fine[path], h + sent[path], h)
+            for path, h in state.estimate.items()
+        }
         reduced = channel.join(moved, comm.mean(raw), updates)
         return reduced, EF21State(estimate, kept, inner)
 

@@ -5,20 +5,50 @@ from typing import Any
 import optax
 
 from parsgd import comm
+from parsgd.reducers import algorithms
+
+ALGORITHMS = ("native", "ring", "tree", "hierarchical")
 
 
-def all_reduce() -> optax.GradientTransformation:
+def all_reduce(
+    *, algorithm: str = "native", group: int | None = None
+) -> optax.GradientTransformation:
     """Average over workers: ``g <- mean(g)``.
 
     Put it before an optimizer and every worker takes the same step:
     ``optax.chain(all_reduce(), optax.sgd(0.1, 0.9))``. Transformations before it see
     the worker's own gradient, those after it the average, so clipping before or after
     the reduction is a matter of order in the chain.
+
+    Args:
+        algorithm: ``"native"``: the platform's own collective. ``"ring"``, ``"tree"``
+            or ``"hierarchical"``: written out as messages between pairs of workers, see
+            `parsgd.reducers.algorithms`; to study them, or for a network that the
+            platform does not know.
+        group: Neighbouring workers that form a group of the hierarchical form, such as
+            those of one machine; a divisor of W.
+
+    Raises:
+        ValueError: Unknown ``algorithm``, or a ``group`` missing or without use.
     """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(
+            f"algorithm={algorithm!r}: choose one of {', '.join(ALGORITHMS)}"
+        )
+    if (group is None) == (algorithm == "hierarchical"):
+        raise ValueError(
+            f"algorithm={algorithm!r} with group={group}: group is the size of the "
+            "hierarchical algorithm's groups, given there and only there"
+        )
 
     def update(updates, state, params=None):
         del params
-        return comm.mean(updates), state
+        if algorithm == "native":
+            return comm.mean(updates), state
+        if group is not None:
+            return algorithms.hierarchical(updates, group), state
+        average = algorithms.ring if algorithm == "ring" else algorithms.tree
+        return average(updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 

@@ -72,6 +72,8 @@ def block_filter(
     """The filter on the averaged pseudo-gradient ``d = -G``; see `block_momentum`."""
     if gain not in GAINS:
         raise ValueError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
+    if zeta <= 0:
+        raise ValueError(f"zeta={zeta}: the block learning rate must be positive")
     if eta is not None and not 0 <= eta < 1:
         raise ValueError(f"eta={eta}: block momentum must be in [0, 1)")
 
@@ -105,6 +107,7 @@ def block_momentum(
     nesterov: bool = False,
     gain: str = "paper",
     momentum: str = "reset",
+    reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """Block momentum: local SGD whose averages carry momentum from round to round.
 
@@ -126,6 +129,7 @@ def block_momentum(
             gains 1/(1 - eta).
         momentum: What becomes of the local optimizer's state: ``"reset"`` (CNTK's
             default), ``"keep"`` or ``"average"``.
+        reducer: How the workers' progress is averaged; None for a dense all-reduce.
 
     Raises:
         ValueError: Unknown ``gain`` or ``momentum``, or ``eta`` out of range.
@@ -134,11 +138,11 @@ def block_momentum(
         Chen and Huo, ICASSP 2016.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
-    outer = optax.chain(all_reduce(), filtered)
+    outer = optax.chain(reducer or all_reduce(), filtered)
     loop = outer_loop(optimizer, outer, momentum=momentum)
 
     def sync(params, state):
-        if comm.world() == 1 and not eta and zeta == 1:
+        if comm.world() == 1 and not eta and zeta == 1 and reducer is None:
             # The filter is the identity, and y + (x - y) would round.
             inner = synchronise(momentum, optimizer, state.inner, params)
             return params, state._replace(anchor=params, inner=inner)

@@ -1,16 +1,19 @@
 """Local SGD: workers train alone for H steps, then average their parameters."""
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from parsgd import comm
-from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.core import Algorithm, Phase, Strategy, whole_step
+from parsgd.strategies.data_parallel import data_parallel
 from parsgd.strategies.momentum import check_policy, synchronise
+from parsgd.strategies.outer import outer_loop
 
 
 def local_sgd(
-    optimizer: optax.GradientTransformation, *, momentum: str = "keep"
+    optimizer: optax.GradientTransformation,
+    *,
+    momentum: str = "keep",
+    reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """Model averaging every H steps.
 
@@ -26,6 +29,8 @@ def local_sgd(
         optimizer: The local optimizer, any optax transformation.
         momentum: What becomes of its state at an average: ``"keep"`` (each worker's
             own; the usual implementation), ``"average"`` or ``"reset"``.
+        reducer: How the workers' progress since the last average is averaged, such as
+            ``error_feedback(top_k())``; None for averaging the parameters themselves.
 
     Raises:
         ValueError: Unknown ``momentum``.
@@ -35,19 +40,15 @@ def local_sgd(
         Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
     """
     check_policy(momentum)
-
-    def init(params):
-        return optimizer.init(jax.tree.map(jnp.copy, params))
-
-    def local(grads, state, params):
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
+    if reducer is not None:
+        outer = optax.chain(reducer, optax.scale(-1.0))
+        return outer_loop(optimizer, outer, momentum=momentum)
 
     def sync(params, state):
         params = comm.mean(params)
         return params, synchronise(momentum, optimizer, state, params)
 
-    return Strategy(init, local, sync)
+    return data_parallel(optimizer)._replace(sync=sync)
 
 
 def post_local_sgd(
@@ -71,8 +72,7 @@ def post_local_sgd(
     References:
         Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
     """
-    if switch_step < 0:
-        raise ValueError(f"switch_step={switch_step}: must be 0 or more")
+    whole_step("switch_step", switch_step)
     strategy = local_sgd(optimizer, momentum=momentum)
     if switch_step == 0:
         return strategy

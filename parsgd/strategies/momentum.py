@@ -3,13 +3,14 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from parsgd import comm
 from parsgd.core import Params
 
 POLICIES = ("keep", "average", "reset")
+SCHEDULED = (optax.ScaleByScheduleState,)
+INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
 def check_policy(policy: str) -> None:
@@ -35,14 +36,18 @@ def synchronise(
         return state
     if policy == "average":
         return comm.mean(state)
-    fresh = optimizer.init(jax.tree.map(jnp.copy, params))
+    return _reset(state, optimizer.init(params))
 
-    def scheduled(node):
-        return isinstance(node, optax.ScaleByScheduleState)
 
+def _reset(old: Any, new: Any) -> Any:
+    """``new``, but with the step counts and values of schedules from ``old``."""
+    if isinstance(old, SCHEDULED):
+        return old
+    if isinstance(old, INJECTED):
+        return old._replace(inner_state=_reset(old.inner_state, new.inner_state))
     return jax.tree.map(
-        lambda old, new: old if scheduled(old) else new,
-        state,
-        fresh,
-        is_leaf=scheduled,
+        lambda a, b: _reset(a, b) if isinstance(a, SCHEDULED + INJECTED) else b,
+        old,
+        new,
+        is_leaf=lambda node: isinstance(node, SCHEDULED + INJECTED),
     )

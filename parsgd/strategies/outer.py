@@ -62,8 +62,7 @@ def outer_loop(
     check_policy(momentum)
 
     def init(params):
-        anchor = jax.tree.map(jnp.copy, params)
-        return OuterState(anchor, inner.init(params), outer.init(anchor))
+        return OuterState(params, inner.init(params), outer.init(params))
 
     def local(grads, state, params):
         updates, inner_state = inner.update(grads, state.inner, params)
@@ -86,6 +85,7 @@ def diloco(
     outer_learning_rate: float = 0.7,
     outer_momentum: float = 0.9,
     momentum: str = "keep",
+    reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """DiLoCo: an outer Nesterov step on the average pseudo-gradient.
 
@@ -99,13 +99,19 @@ def diloco(
         outer_momentum: m in [0, 1); 0.9 in the paper.
         momentum: What becomes of the local optimizer's state: ``"keep"`` (the paper),
             ``"average"`` or ``"reset"``.
+        reducer: How pseudo-gradients are averaged; None for a dense all-reduce.
 
     Raises:
-        ValueError: Unknown ``momentum``.
+        ValueError: Unknown ``momentum``, or a number out of range.
 
     References:
         Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
         Models", 2023.
     """
+    if outer_learning_rate <= 0:
+        raise ValueError(f"outer_learning_rate={outer_learning_rate}: must be positive")
+    if not 0 <= outer_momentum < 1:
+        raise ValueError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
     nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
-    return outer_loop(optimizer, optax.chain(all_reduce(), nesterov), momentum=momentum)
+    outer = optax.chain(reducer or all_reduce(), nesterov)
+    return outer_loop(optimizer, outer, momentum=momentum)

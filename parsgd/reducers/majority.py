@@ -1,0 +1,52 @@
+"""Majority vote: every worker sends signs, and the sign of most is applied.
+
+Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parsgd.compressors import sign
+from parsgd.reducers.compressed import compressed_all_reduce
+
+TIES = ("positive", "zero")
+
+
+def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
+    """The sign of the sum of the workers' signs, entry by entry: +1 or -1.
+
+    For a gradient g::
+
+        g <- sign(sum_w sign(g_w))
+
+    All leaves are one message of one bit per entry, biases too. There is no memory: for
+    problems on which signs alone fail see `ef_sign_sgd`.
+
+    Args:
+        tie: What an even vote becomes: ``"positive"``, +1, as a single bit from a
+            server would, or ``"zero"``. A zero gradient counts as positive.
+
+    Raises:
+        ValueError: Unknown ``tie``.
+
+    Differences from the paper:
+        A server counts the votes there; here every worker gathers all of them, so
+        (W - 1)/8 bytes per entry are sent and none come back.
+    """
+    if tie not in TIES:
+        raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")
+    votes = compressed_all_reduce(sign(), bucket=True)
+
+    def decided(mean):
+        if tie == "zero":
+            return jnp.sign(mean)
+        return jnp.where(mean >= 0, 1, -1).astype(mean.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        mean, state = votes.update(updates, state, params)
+        return jax.tree.map(decided, mean), state
+
+    return optax.GradientTransformation(votes.init, update)
