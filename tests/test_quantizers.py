@@ -33,7 +33,7 @@ from parsgd.compressors.random import uniform, uniform_bits
 from parsgd.reducers import compressed_all_reduce, error_feedback
 
 KEY = jax.random.key(3)
-SHAPES = [(), (1,), (0, 4), (7,), (2, 3), (3, 3, 8, 8)]
+SHAPES = [(), (1,), (0, 4), (4, 0), (7,), (2, 3), (3, 3, 8, 8)]
 DTYPES = [np.float32, jnp.bfloat16]
 CODES = {
     "one_bit": one_bit(),
@@ -168,7 +168,7 @@ def test_qsgd_follows_its_oracle(n, bucket, norm, levels):
 
 @pytest.mark.parametrize("clip", [None, 0.5, 2.5])
 def test_terngrad_follows_its_oracle(clip):
-    x = normal((1000,))
+    x = normal((2500,))  # two whole rows of what has no groups, and a rest
     v, u = np.float64(x), np.float64(uniform(KEY, x.shape))
     close(through(terngrad(clip=clip), x), oracles.terngrad(v, u, clip), edges=2)
 
@@ -184,7 +184,7 @@ def test_natural_follows_its_oracle():
 
 @pytest.mark.parametrize("block", [None, 7, 64, 2048])
 def test_8bit_codes_follow_their_oracles(block):
-    x = normal((1000,))
+    x = normal((2500,))  # two whole rows of what has no groups, and a rest
     v, u = np.float64(x), np.float64(uniform(KEY, x.shape))
     close(through(linear_8bit(block=block), x), oracles.linear_8bit(v, block), edges=2)
     got = through(linear_8bit(block=block, rounding="random"), x)
@@ -214,7 +214,7 @@ def test_signs_follow_their_oracles(zero):
 
 
 def test_casts_follow_their_oracles():
-    x = normal((500,)) * jnp.exp(3 * normal((500,), seed=1))
+    x = normal((1500,)) * jnp.exp(3 * normal((1500,), seed=1))
     v = np.float64(x)
     close(through(fp16(), x), oracles.rounded(v, 11, 2.0**-24, 65504))
     close(through(bf16(), x), oracles.rounded(v, 8, 0.0, np.inf))
@@ -456,6 +456,8 @@ def test_feedback_takes_codes_that_contract():
         assert code.contracts == (name not in (*loose, "linear_8bit random"))
     assert not qsgd(levels=1, bucket=4).contracts
     assert qsgd(levels=1, bucket=3).contracts
+    assert not linear_8bit(rounding="random", block=4 * 127**2).contracts
+    assert linear_8bit(rounding="random", block=4 * 127**2 - 1).contracts
 
 
 def test_feedback_sends_everything_in_the_end():

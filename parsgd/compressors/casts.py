@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import absmax, flat32
+from parsgd.compressors.groups import absmax, flat32, map_groups
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 
@@ -106,15 +106,20 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
     dtype = FORMATS[format]
     largest = float(jnp.finfo(dtype).max)
 
-    def encode(x: jax.Array, key: Key = None) -> FP8:
-        del key
-        v, scale = flat32(x), None
-        if scaled:
-            scale = absmax(v, None)
-            v = v * jnp.where(scale > 0, largest / scale, 0.0)
+    def narrowed(v, unit, start, extra):
+        del start, extra
+        v = v * unit
         # Saturates what is finite only: infinities and NaN stay visible.
         v = jnp.where(jnp.isfinite(v), jnp.clip(v, -largest, largest), jnp.nan)
-        return FP8(jax.lax.bitcast_convert_type(v.astype(dtype), jnp.uint8), scale)
+        return jax.lax.bitcast_convert_type(v.astype(dtype), jnp.uint8)
+
+    def encode(x: jax.Array, key: Key = None) -> FP8:
+        del key
+        v, unit, scale = flat32(x), jnp.ones(1), None
+        if scaled:
+            scale = absmax(v, None)
+            unit = jnp.where(scale > 0, largest / scale, 0.0)
+        return FP8(map_groups(narrowed, v, unit, None), scale)
 
     def decode(payload: FP8, like: Any, key: Key = None) -> jax.Array:
         del key

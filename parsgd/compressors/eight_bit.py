@@ -92,7 +92,7 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        v = map_groups(restore, payload.codes, payload.scale / 127, block)
+        v = map_groups(restore, payload.codes, payload.scale / 127, block, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
     contracts = not random or (block is not None and block < 4 * 127**2)
@@ -199,7 +199,7 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        v = map_groups(_from_tree, payload.codes, payload.scale, block)
+        v = map_groups(_from_tree, payload.codes, payload.scale, block, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(encode, decode, "dynamic_tree_8bit")

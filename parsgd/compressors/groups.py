@@ -17,6 +17,7 @@ from parsgd.compressors.packing import alone
 
 SLICES = 32  # combined at once at most; the rest by halving
 LANES = 32
+ROW = 1024  # entries of a row of what has no groups
 
 FOLDS = {"max": (jnp.abs, jnp.maximum), "squares": (jnp.square, jnp.add)}
 
@@ -59,6 +60,8 @@ def map_groups(
     scale: jax.Array,
     size: int | None,
     extra: Any = None,
+    *,
+    whole: bool = False,
 ) -> jax.Array:
     """``fn(values [groups, entries], scale [groups, 1], start, extra)``, flat again.
 
@@ -66,15 +69,18 @@ def map_groups(
         fn: Of the values of some groups and their scales; ``start`` is the number of
             the first value. The same object in every call, since it is compiled.
         flat: Values, ``[n]``.
-        scale: One for each group.
+        scale: One for each group, or one for all.
         size: Entries of a group; the last one may have fewer.
         extra: Any arrays, handed on.
+        whole: Whether a single group is worked on in one piece. In two it is faster
+            unless the result, which then has to be joined, is larger than the values.
     """
-    parts = _parts(flat.size, size)
+    one = group_count(flat.size, size) == 1
+    parts = _parts(flat.size, (None if whole else ROW) if one else size)
     if len(parts) == 1:
         return _map_part(flat, scale, extra, fn=fn, part=parts[0])
     done = [_map_part_alone(flat, scale, extra, fn=fn, part=part) for part in parts]
-    return jnp.concatenate(done)
+    return _join_alone(*done)
 
 
 class Part(NamedTuple):
@@ -101,8 +107,8 @@ def _parts(n: int, size: int | None) -> list[Part]:
 
 
 def _map_part(flat, scale, extra, *, fn, part: Part) -> jax.Array:
-    scale = scale[part.first : part.first + part.groups, None]
-    return fn(part.rows(flat), scale, part.start, extra).reshape(-1)
+    mine = slice(part.first, part.first + part.groups) if scale.size > 1 else slice(1)
+    return fn(part.rows(flat), scale[mine, None], part.start, extra).reshape(-1)
 
 
 def _slices(flat: jax.Array, *, kind: str, part: Part, lanes: int) -> jax.Array:
@@ -120,6 +126,11 @@ def _halves(rows: jax.Array, *, kind: str) -> jax.Array:
     return rows[:, 0]
 
 
+def _join(*parts: jax.Array) -> jax.Array:
+    return jnp.concatenate(parts)
+
+
+_join_alone = alone(_join)
 _map_part_alone = alone(_map_part, "fn", "part")
 _slices_alone = alone(_slices, "kind", "part", "lanes")
 _halves_alone = alone(_halves, "kind")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import flat32
+from parsgd.compressors.groups import flat32, map_groups
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import uniform_bits
 
@@ -27,6 +27,18 @@ class Natural(NamedTuple):
     """
 
     codes: jax.Array
+
+
+def _upper_bits(v, scale, start, key):
+    del scale
+    bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
+    if key is not None:
+        add = uniform_bits(key, v.shape, start) >> (32 - MANTISSA)
+    else:
+        add = jnp.uint32(1 << (MANTISSA - 1))
+    # A carry out of the largest exponent would turn the sign.
+    rounded = jnp.where(jnp.isfinite(v), bits + add, bits)
+    return (rounded >> MANTISSA).astype(jnp.uint16)
 
 
 def natural(*, rounding: str = "random") -> Compressor:
@@ -71,15 +83,9 @@ def natural(*, rounding: str = "random") -> Compressor:
     def encode(x: jax.Array, key: Key = None) -> Natural:
         if random and key is None:
             raise ValueError("natural rounds at random: encode needs a key")
-        v = flat32(x)
-        bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
-        if random and key is not None:
-            add = uniform_bits(key, v.shape) >> (32 - MANTISSA)
-        else:
-            add = jnp.uint32(1 << (MANTISSA - 1))
-        # A carry out of the largest exponent would turn the sign.
-        rounded = jnp.where(jnp.isfinite(v), bits + add, bits)
-        return Natural(pack((rounded >> MANTISSA).astype(jnp.uint16), WIDTH))
+        none = jnp.ones(1)  # no scale
+        codes = map_groups(_upper_bits, flat32(x), none, None, key if random else None)
+        return Natural(pack(codes, WIDTH))
 
     def decode(payload: Natural, like: Any, key: Key = None) -> jax.Array:
         del key

@@ -104,7 +104,7 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
     def decode(payload: QSGD, like: Any, key: Key = None) -> jax.Array:
         del key
         codes = unpack(payload.codes, width, like.size)
-        v = map_groups(restore, codes, payload.norm / levels, bucket)
+        v = map_groups(restore, codes, payload.norm / levels, bucket, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(
