@@ -129,6 +129,47 @@ def _one_bit(v, column):
     return q
 
 
+def _largest(v, ratio):
+    """The k entries of largest absolute value, the others zero."""
+    k = max(1, round(ratio * v.size))
+    keep = np.argsort(-abs(v.ravel()), kind="stable")[:k]
+    out = np.zeros(v.size)
+    out[keep] = v.ravel()[keep]
+    return out.reshape(v.shape)
+
+
+def compressed_sgd(x, c, *, workers, h, steps, lr, mu, code, feedback):
+    """Matrices through ``code`` with feedback "ef" or "ef21"; vectors dense."""
+    m, kept = _zeros(x), [_zeros(x) for _ in range(workers)]
+    for t in range(steps):
+        g = {}
+        for k, value in x.items():
+            own = [np.tanh(value - c[k][t, w]) for w in range(workers)]
+            if value.ndim > 1 and feedback == "ef":
+                total = [g + e[k] for g, e in zip(own, kept, strict=True)]
+                own = [code(v) for v in total]
+                for e, v, q in zip(kept, total, own, strict=True):
+                    e[k] = v - q
+            elif value.ndim > 1:
+                for w in range(workers):
+                    kept[w][k] = kept[w][k] + code(own[w] - kept[w][k])
+                own = [e[k] for e in kept]
+            g[k] = np.mean(own, axis=0)
+        m = _map(lambda a, b: mu * a + b, m, g)
+        x = _map(lambda a, b: a - lr * b, x, m)
+        yield x
+
+
+def sign_majority(x, c, *, workers, h, steps, lr, mu):
+    m = _zeros(x)
+    for t in range(steps):
+        votes = [_map(np.sign, _gradient(x, c, t, w)) for w in range(workers)]
+        g = _map(lambda *v: np.where(sum(v) >= 0, 1.0, -1.0), *votes)
+        m = _map(lambda a, b: mu * a + b, m, g)
+        x = _map(lambda a, b: a - lr * b, x, m)
+        yield x
+
+
 def one_bit_sgd(x, c, *, workers, h, steps, lr, mu, column=True, start=0):
     m, errors = _zeros(x), [_zeros(x) for _ in range(workers)]
     for t in range(steps):

@@ -9,6 +9,8 @@ import optax
 import oracles
 
 import parsgd
+from parsgd.compressors import top_k
+from parsgd.compressors.index_packing import index_bytes
 from parsgd.core import Algorithm
 
 
@@ -55,6 +57,23 @@ def one_bit(shapes: Any, workers: int, *, column: bool = True) -> float:
             total += (workers - 1) * packed
         else:
             total += all_reduced([shape], workers)
+    return total
+
+
+def top_fifth(v: Any) -> Any:
+    """`top_k` with ratio 0.2, by sorting."""
+    return oracles._largest(v, 0.2)
+
+
+def top_k_sent(shapes: Any, workers: int) -> float:
+    """Gathered values and indices of matrices, all-reduced vectors."""
+    total = 0.0
+    for shape in shapes:
+        n = int(np.prod(shape))
+        k = max(1, round(0.2 * n))
+        matrix = len(shape) > 1
+        packed = (workers - 1) * (4 * k + index_bytes(k, n))
+        total += packed if matrix else all_reduced([shape], workers)
     return total
 
 
@@ -139,6 +158,50 @@ ZOO = {
         1,
         lambda *a, **k: oracles.one_bit_sgd(*a, **k, column=False, start=4),
         lambda shapes, w: one_bit(shapes, w, column=False),
+        identical=True,
+        plain=False,
+    ),
+    "sync_sgd ring": Row(
+        lambda opt: parsgd.sync_sgd(opt, algorithm="ring"),
+        1,
+        oracles.sync_sgd,
+        lambda shapes, w: sum(
+            2 * (w - 1) * 4 * -(-int(np.prod(s)) // w) for s in shapes
+        ),
+        identical=True,
+    ),
+    "sync_sgd tree": Row(
+        lambda opt: parsgd.sync_sgd(opt, algorithm="tree"),
+        1,
+        oracles.sync_sgd,
+        all_reduced,
+        identical=True,
+    ),
+    "top_k": Row(
+        lambda opt: parsgd.compressed_sgd(
+            opt, reducer=parsgd.error_feedback(top_k(ratio=0.2))
+        ),
+        1,
+        lambda *a, **k: oracles.compressed_sgd(*a, **k, code=top_fifth, feedback="ef"),
+        top_k_sent,
+        identical=True,
+        plain=False,
+    ),
+    "top_k ef21": Row(
+        lambda opt: parsgd.compressed_sgd(opt, reducer=parsgd.ef21(top_k(ratio=0.2))),
+        1,
+        lambda *a, **k: oracles.compressed_sgd(
+            *a, **k, code=top_fifth, feedback="ef21"
+        ),
+        top_k_sent,
+        identical=True,
+        plain=False,
+    ),
+    "sign_sgd_majority": Row(
+        parsgd.sign_sgd_majority,
+        1,
+        oracles.sign_majority,
+        lambda shapes, w: (w - 1) * -(-sum(int(np.prod(s)) for s in shapes) // 8),
         identical=True,
         plain=False,
     ),
