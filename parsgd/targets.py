@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -82,12 +83,16 @@ def call(
 
 
 def takes(node: Any, name: str) -> bool:
-    """Whether the call's function has an argument of that name."""
+    """Whether a function of this library that is called has an argument ``name``."""
+    target = node.get("_target_") if isinstance(node, Mapping) else None
+    module, _, attribute = str(target).rpartition(".")
+    if module.partition(".")[0] != "parsgd":
+        return False
     try:
-        target = get_object(node["_target_"])
-        return name in inspect.signature(target).parameters
-    except Exception:
+        function = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError):
         return False  # the call itself will tell what is wrong
+    return callable(function) and name in inspect.signature(function).parameters
 
 
 def no_target(node: Any, key: str) -> str:

@@ -43,7 +43,7 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
 @pytest.mark.parametrize(
     "overrides, expected",
     [
-        (["strategy=bmfu"], "Choose one of block_momentum, diloco, local_sgd"),
+        (["strategy=bmfu"], "Choose one of block_momentum, compressed, "),
         (["strategy=block_momentm"], "Did you mean block_momentum?"),
         (["wokers=3"], "wokers: there is no key 'wokers'. Did you mean workers?"),
         (["optimizer.momentun=0.9"], "Did you mean momentum?"),
