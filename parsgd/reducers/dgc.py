@@ -158,7 +158,5 @@ def _sparse_mean(v: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
     code = top_k(ratio=density)
     if payload_bytes(code, v) >= v.nbytes:
         return comm.mean(v), v != 0
-    # What is not finite must not stay behind unseen on the worker that has it.
-    shown = jnp.where(paths.finite(v), v, jnp.nan)
-    mean, sent, _ = Exchange(code).average({"": shown}, Exchange(code).init({}))
+    mean, sent, _ = Exchange(code).average({"": v}, Exchange(code).init({}))
     return mean[""], sent[""] != 0

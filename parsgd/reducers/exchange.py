@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from parsgd import comm
 from parsgd.compressors import Compressor, pays
+from parsgd.reducers import paths
 
 UNROLLED = 16  # decoded one after the other in the program; more in a loop
 BUCKET = "bucket"
@@ -72,8 +73,7 @@ class Exchange(NamedTuple):
 
     def zeros(self, params: Any) -> dict[str, jax.Array]:
         """Zeros for each leaf that is compressed, ``float32``, by path."""
-        leaves = jax.eval_shape(lambda tree: self.split(tree)[0], params)
-        return {path: jnp.zeros(x.shape, jnp.float32) for path, x in leaves.items()}
+        return paths.zeros(jax.eval_shape(lambda tree: self.split(tree)[0], params))
 
     def split(self, tree: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """What is compressed, as ``float32``, and what is not, as it is; by path."""
@@ -81,22 +81,15 @@ class Exchange(NamedTuple):
             flat = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
             whole = {BUCKET: jnp.concatenate(flat)} if flat else {}
             return whole, {}
-        compressed, raw = {}, {}
-        for path, x in jax.tree.leaves_with_path(tree):
-            name = jax.tree_util.keystr(path)
-            if pays(self.compressor, x, min_size=self.min_size):
-                compressed[name] = x.astype(jnp.float32)
-            else:
-                raw[name] = x
-        return compressed, raw
+        compressed, raw = paths.split(
+            tree, lambda x: pays(self.compressor, x, min_size=self.min_size)
+        )
+        return {p: x.astype(jnp.float32) for p, x in compressed.items()}, raw
 
     def join(self, compressed: dict, raw: dict, like: Any) -> Any:
         """The tree of `split` again, in the types of ``like``."""
         if not self.bucket:
-            whole = compressed | raw
-            return jax.tree.map_with_path(
-                lambda path, x: whole[jax.tree_util.keystr(path)].astype(x.dtype), like
-            )
+            return paths.join(compressed | raw, like)
         leaves, structure = jax.tree.flatten(like)
         parts, start = [], 0
         for x in leaves:
@@ -108,11 +101,13 @@ class Exchange(NamedTuple):
     def average(self, arrays: dict[str, jax.Array], state: ExchangeState) -> tuple:
         """``(mean, sent, state)`` of this worker's arrays, by path.
 
-        ``sent`` is what the worker's own payloads stand for.
+        ``sent`` is what the worker's own payloads stand for. An array that is not
+        finite is sent as one that is nowhere, so that all workers see it.
         """
         mean, sent, owed = {}, {}, {}
         for number, (path, v) in enumerate(sorted(arrays.items())):
             key = self._key(state, number)
+            v = _shown(v)
             if self.two_sided:
                 mean[path], sent[path], owed[path] = self._two_sided(
                     v, key, state.owner_error[path]
@@ -130,9 +125,10 @@ class Exchange(NamedTuple):
         payload = jax.vmap(encode)(stripes, own)
         sent = jax.vmap(lambda p, k: decode(p, like, k))(payload, own)
         mine = _mean_of_decoded(decode, comm.all_to_all(payload), like, None)
-        total = mine + owed
+        total = _shown(mine + owed)
         again = encode(total, None if keys is None else keys[0])
         left = total - decode(again, like, None)
+        left = paths.keep_unless(paths.finite(left), left, owed)
         stripes = jax.vmap(lambda p: decode(p, like, None))(comm.gather(again))
         return _unstriped(stripes, v), _unstriped(sent, v), left
 
@@ -170,6 +166,14 @@ def exchange(
     if min_size < 0:
         raise ValueError(f"min_size={min_size}: must be 0 or more")
     return Exchange(compressor, two_sided, bucket, min_size, seed)
+
+
+def _shown(v: jax.Array) -> jax.Array:
+    """An array that is not finite is so everywhere.
+
+    Codes that choose entries would leave a NaN behind, unseen by the other workers.
+    """
+    return jnp.where(paths.finite(v), v, jnp.nan)
 
 
 def _one_sided(compressor: Compressor, v: jax.Array, key) -> tuple:

@@ -8,11 +8,11 @@ Schemes", ICML 2019; Richtarik et al., "EF21", NeurIPS 2021.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor
+from parsgd.reducers import paths
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 
 
@@ -59,7 +59,7 @@ def error_feedback(
         v = g + e,   q = decode(encode(v)),   e <- v - q,   g <- mean(q)
 
     so ``q + e_new = g + e_old`` to rounding, and the average has the same bits on every
-    worker. A gradient that is not finite leaves the residual as it was. After an
+    worker. Where the average is not finite all residuals stay as they were. After an
     optimizer (``chain(optax.sgd(lr), error_feedback(...))``) the residual is in units
     of the step, as in EF-signSGD; before one, in units of the gradient.
 
@@ -88,11 +88,14 @@ def error_feedback(
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
         gradient, raw = channel.split(updates)
-        _check(gradient, state.error)
+        paths.check("residual", state.error, gradient)
         total = {path: g + state.error[path] for path, g in gradient.items()}
         mean, sent, inner = channel.average(total, state.exchange)
+        # The average is equal on all workers, so they agree on whether to go on.
         error = {
-            path: _if_finite(v - sent[path], state.error[path])
+            path: paths.keep_unless(
+                paths.finite(mean[path]), v - sent[path], state.error[path]
+            )
             for path, v in total.items()
         }
         reduced = channel.join(mean, comm.mean(raw), updates)
@@ -137,18 +140,18 @@ def ef21(
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
         gradient, raw = channel.split(updates)
-        _check(gradient, state.estimate)
+        paths.check("estimate", state.estimate, gradient)
         change = {path: g - state.estimate[path] for path, g in gradient.items()}
         mean, sent, inner = channel.average(change, state.exchange)
         # The estimates' average needs no message: it moves by the average change.
         moved = {path: h + mean[path] for path, h in state.mean.items()}
-        # Equal on all workers: where one could not move, none does.
-        fine = {path: jnp.all(jnp.isfinite(h)) for path, h in moved.items()}
-        kept = {p: jnp.where(fine[p], moved[p], h) for p, h in state.mean.items()}
-        estimate = {
-            path: jnp.where(fine[path], h + sent[path], h)
-            for path, h in state.estimate.items()
-        }
+        kept, estimate = {}, {}
+        for path, h in state.estimate.items():
+            kept[path], estimate[path] = paths.keep_unless(
+                paths.finite(moved[path]),
+                (moved[path], h + sent[path]),
+                (state.mean[path], h),
+            )
         reduced = channel.join(moved, comm.mean(raw), updates)
         return reduced, EF21State(estimate, kept, inner)
 
@@ -165,17 +168,3 @@ def _channel(name: str, channel: Exchange) -> Exchange:
             "such as one_bit, scaled_sign or top_k"
         )
     return channel
-
-
-def _check(arrays: dict[str, jax.Array], kept: dict[str, jax.Array]) -> None:
-    """Refuse a residual that is not this model's."""
-    for path, x in arrays.items():
-        if path not in kept or kept[path].shape != x.shape:
-            raise ValueError(
-                f"no residual of shape {x.shape} for {path}: the state belongs to "
-                f"another model (it has {sorted(kept)}); initialise it anew"
-            )
-
-
-def _if_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    return jnp.where(jnp.all(jnp.isfinite(new)), new, old)
