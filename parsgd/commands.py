@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import config
+from parsgd import config, schema
 from parsgd.choices import conf_dir, config_dir
 from parsgd.errors import UserError
 from parsgd.targets import ALLOWED, named_packages
@@ -71,7 +71,7 @@ def train(arguments: list[str]) -> int:
             codes.append(2 if outcome.mistake else 1)
         return outcome.status
 
-    config.register()
+    schema.register()
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before, sys.argv = sys.argv, ["parsgd train", *_ordered(arguments)]
@@ -125,7 +125,7 @@ def traffic(arguments: list[str]) -> int:
     if folder:
         path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
         overrides.append(f"hydra.searchpath=['file://{path}']")
-    config.register()
+    schema.register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
     built = config.build(cfg, allowed=_allowed(arguments, folder))

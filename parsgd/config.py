@@ -1,23 +1,12 @@
-"""The schema of a run's config, and `build`, which turns a config into objects.
-
-Only the plumbing (sizes, budget, seed) has a typed schema. An algorithm, an optimizer,
-a task, a rule or a schedule is a call, ``_target_`` and arguments, whose schema is the
-function's own signature. Two resolvers help:
-
-``${default:32,${global_batch}}``
-    32, unless one of the other values is given: then null;
-``${steps:0.5}``
-    that fraction of the run's optimizer steps, as a whole number.
-"""
+"""``build``: from a run's config, `parsgd.schema.Config`, to objects."""
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import optax
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,6 +15,7 @@ from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
 from parsgd.messages import explain, nearest
 from parsgd.plan import Plan, make_plan
+from parsgd.schema import Config, Placement, register
 from parsgd.targets import ALLOWED, call, no_target, takes
 from parsgd.tasks import Task
 
@@ -33,44 +23,6 @@ SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail
 SIZES += ("epochs", "samples", "rounds", "micro_batches")
 FIT = ("target_accuracy", "evaluations", "train_examples", "max_bad_rounds")
 FIT += ("check_replicas",)
-
-
-@dataclass
-class Placement:
-    """Where workers run; see `parsgd.place`."""
-
-    kind: str = "auto"
-    devices: Any = None
-
-
-@dataclass
-class Config:
-    """The config of a run. `parsgd.fit` explains the sizes and the budget."""
-
-    task: dict[str, Any] = field(default_factory=dict)
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    strategy: dict[str, Any] = field(default_factory=dict)
-    compressor: Any = None
-    feedback: Any = None
-    scaling: dict[str, Any] = field(default_factory=dict)
-    schedule: Any = None
-    placement: Placement = field(default_factory=Placement)
-    seed: int = 0
-    workers: int = 1
-    local_steps: int = 1
-    worker_batch: int | None = None
-    global_batch: int | None = None
-    epochs: float | None = None
-    samples: int | None = None
-    rounds: int | None = None
-    target_accuracy: float | None = None
-    evaluations: int = 10
-    train_examples: int = 10_000
-    tail: str = "drop"
-    micro_batches: int = 1
-    max_bad_rounds: int = 3
-    check_replicas: bool = False
-    debug: bool = False
 
 
 class Built(NamedTuple):
@@ -93,22 +45,6 @@ class Built(NamedTuple):
     lines: tuple[str, ...]
 
 
-def register() -> None:
-    """Tell Hydra the schema and OmegaConf the resolvers. Repeating it does no harm."""
-    ConfigStore.instance().store(name="schema", node=Config)
-    OmegaConf.register_new_resolver("default", _default, replace=True)
-    OmegaConf.register_new_resolver("steps", _steps_as_text, replace=True)
-
-
-def _default(value: Any, *others: Any) -> Any:
-    return value if all(other is None for other in others) else None
-
-
-def _steps_as_text(fraction: float) -> str:
-    """Before the number of steps is known, ``${steps:0.5}`` stays what it is."""
-    return f"${{steps:{fraction}}}"
-
-
 def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     """The config as plain values, as a job stores it.
 
@@ -119,11 +55,7 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     Raises:
         UserError: A reference leads nowhere.
     """
-    register()
-    if steps is not None:
-        OmegaConf.register_new_resolver(
-            "steps", lambda fraction: int(float(fraction) * steps), replace=True
-        )
+    register(steps)
     try:
         plain = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -159,7 +91,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     phased = isinstance(strategy, tuple) and strategy
     if not (isinstance(strategy, Strategy) or _phases(phased)):
         raise _wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
-    lines += _block_momentum(config)
+    lines += _choices(config)
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]
     arguments["devices"] = _devices(config["placement"]["devices"])
@@ -292,13 +224,19 @@ def _describe(rule, batch, base, factor, others, warmup) -> list[str]:
     return [line]
 
 
-def _block_momentum(config: Mapping[str, Any]) -> list[str]:
-    if "eta" not in config["strategy"]:
-        return []
-    eta, source = config["strategy"]["eta"], "as given"
-    if eta is None:
-        eta, source = 1 - 1 / config["workers"], "1 - 1/W"
-    return [f"block momentum eta {eta:g} ({source})"]
+def _choices(config: Mapping[str, Any]) -> list[str]:
+    """What the strategy does that the other lines do not say."""
+    node, lines = config["strategy"], []
+    if "eta" in node and not isinstance(node["eta"], Mapping):
+        eta, source = node["eta"], "as given"
+        if eta is None:
+            eta, source = 1 - 1 / config["workers"], "1 - 1/W"
+        lines.append(f"block momentum eta {eta:g} ({source})")
+    if isinstance(node.get("momentum"), str):
+        lines.append(
+            f"local optimizer's state at the end of a round: {node['momentum']}"
+        )
+    return lines
 
 
 def _devices(value: Any) -> int | list[int] | None:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from parsgd import data as sources
 from parsgd.data import Dataset, validate
 from parsgd.errors import UserError
+from parsgd.losses import cross_entropy, per_example
 from parsgd.models.base import ModelState, Params, as_model
 from parsgd.models.classifier import Classifier
 from parsgd.models.gpt import GPT
@@ -132,7 +133,7 @@ def classification(
         logits, model_state = network.apply(
             params, model_state, data.prepare(batch.x), key=key, train=True
         )
-        losses = _cross_entropy(logits, batch.y)
+        losses = cross_entropy(logits, batch.y)
         if batch.weight is not None:
             losses = losses * batch.weight
         return jnp.mean(losses) + penalty(params), model_state
@@ -142,8 +143,8 @@ def classification(
             params, model_state, data.prepare(batch.x), key=None, train=False
         )
         hits = (jnp.argmax(logits, axis=-1) == batch.y).astype(jnp.float32)
-        losses = _cross_entropy(logits, batch.y) + penalty(params)
-        return {"loss": losses, "accuracy": _per_example(hits)}
+        losses = cross_entropy(logits, batch.y) + penalty(params)
+        return {"loss": losses, "accuracy": per_example(hits)}
 
     return Task(name or data.name, data, init, loss, metrics, separable)
 
@@ -297,15 +298,3 @@ def csv(
 
 def _given(model: Any, default: Any) -> Any:
     return default if model is None else model
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """``[b]`` from logits ``[b, ..., classes]`` and labels ``[b, ...]``."""
-    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
-    # A product with one-hot rows: the gradient of a gather is a scatter, slow on CPU.
-    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
-    return _per_example(-jnp.sum(log_p * hot, axis=-1))
-
-
-def _per_example(values: jax.Array) -> jax.Array:
-    return jnp.mean(values.reshape(values.shape[0], -1), axis=1)

@@ -2,12 +2,12 @@
 
 import hydra
 
-from parsgd import config
+from parsgd import config, schema
 from parsgd.choices import conf_dir
 
 
 def compose(*overrides, **options):
-    config.register()
+    schema.register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides), **options)
 

@@ -300,3 +300,9 @@ def test_J10_two_launches_have_two_folders():
         made = compose(return_hydra_config=True)
         folders |= {made.hydra.run.dir, made.hydra.sweep.dir}
     assert len(folders) == 4
+
+
+@pytest.mark.parametrize("policy", ["keep", "average", "reset"])
+def test_C8_the_policy_for_momentum_is_said(policy):
+    made = build("strategy=local_sgd", f"strategy.momentum={policy}", "workers=2")
+    assert f"local optimizer's state at the end of a round: {policy}" in made.lines

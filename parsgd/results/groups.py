@@ -159,7 +159,8 @@ def _choice(job: Job, name: str) -> str:
         return chosen
     config = job.config.get(name)
     if isinstance(config, Mapping):
-        target = config.get("_target_") or config.get("name") or "unknown"
+        named = (config.get(key) for key in ("_target_", "kind", "name"))
+        target = next(filter(None, named), "unknown")
         return str(target).rpartition(".")[2]
     return str(config) if config is not None else "unknown"
 

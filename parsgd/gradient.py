@@ -1,0 +1,117 @@
+"""The gradient of a worker's batch, in parts, and averaged over workers.
+
+The average has a program of its own: workers that share a device and their parameters
+take one gradient of their mean loss, where XLA would not merge a gradient of each.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from parsgd import comm
+from parsgd.lanes import shared_outputs
+
+Params: TypeAlias = Any
+Grads: TypeAlias = Any
+State: TypeAlias = Any
+Loss: TypeAlias = Callable[[Params, State, Any, jax.Array], tuple[jax.Array, State]]
+
+
+def gradient(
+    loss: Loss,
+    params: Params,
+    model: State,
+    batch: Any,
+    key: jax.Array,
+    micro_batches: int = 1,
+) -> tuple[jax.Array, State, Grads]:
+    """``(loss, model state, gradient)`` of one batch, in ``micro_batches`` equal parts.
+
+    The parts' gradients are averaged in float32, so the result is the gradient of the
+    whole batch to rounding, also for bfloat16 parameters.
+    """
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if micro_batches == 1:
+        (value, model), grads = grad(params, model, batch, key)
+        return value, model, grads
+
+    def split(x):
+        return x.reshape(micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
+
+    def part(carry, xs):
+        model, value, sums = carry
+        piece, index = xs
+        (v, model), g = grad(params, model, piece, jax.random.fold_in(key, index))
+        sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, g)
+        return (model, value + v, sums), None
+
+    zeros = jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+    )
+    carry = (model, jnp.float32(0), zeros)
+    parts = (jax.tree.map(split, batch), jnp.arange(micro_batches))
+    (model, value, sums), _ = lax.scan(part, carry, parts)
+    grads = jax.tree.map(lambda s, p: (s / micro_batches).astype(p.dtype), sums, params)
+    return value / micro_batches, model, grads
+
+
+def mean_gradient(
+    loss: Loss,
+    params: Params,
+    model: State,
+    batch: Any,
+    key: jax.Array,
+    micro_batches: int = 1,
+    *,
+    union: bool = False,
+) -> tuple[jax.Array, State, Grads]:
+    """As `gradient`, but the gradient is the average over all workers.
+
+    Where lanes share their parameters it is taken of the lanes' mean loss: one product
+    over all their examples instead of one each and a sum, which XLA does not merge.
+    With ``union`` their batches are taken as one, and the loss is that batch's.
+    """
+
+    @custom_vmap
+    def over_lanes(params, model, batch, key):
+        return gradient(loss, params, model, batch, key, micro_batches)
+
+    @over_lanes.def_vmap
+    def _(lanes, batched, params, model, batch, key):
+        model_before = model
+        axes = jax.tree.map(lambda b: 0 if b else None, batched)
+        if micro_batches > 1 or any(jax.tree.leaves(batched[0])):
+            own = functools.partial(gradient, loss, micro_batches=micro_batches)
+            value, model, grads = jax.vmap(own, axes, axis_name=comm.LANES)(
+                params, model, batch, key
+            )
+            grads = comm.mean_of_lanes(grads)
+        elif union:
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+            value, model, grads = gradient(loss, params, model, batch, key[0])
+            shared = jax.tree.map(lambda _: False, (value, model, grads))
+            return (value, model, grads), shared
+        else:
+
+            def mean_loss(params):
+                each = jax.vmap(loss, axes, axis_name=comm.LANES)
+                value, new = each(params, model, batch, key)
+                return jnp.mean(value), (value, new)
+
+            grads, (value, model) = jax.grad(mean_loss, has_aux=True)(params)
+        # Such as a step count of the model, which all lanes share.
+        same = jax.tree.map(lambda b: not b, tuple(batched))
+        args = (params, model_before, batch, key)
+        shared = shared_outputs(loss, lanes, args, same)[1]
+        model = jax.tree.map(lambda same, x: x[0] if same else x, shared, model)
+        own = jax.tree.map(lambda same: not same, shared)
+        mean = jax.tree.map(lambda _: False, grads)
+        return (value, model, grads), (True, own, mean)
+
+    value, model, grads = over_lanes(params, model, batch, key)
+    return value, model, comm.mean_over_devices(grads)

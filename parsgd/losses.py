@@ -1,0 +1,17 @@
+"""Losses of each example, in float32 whatever the model computes in."""
+
+import jax
+import jax.numpy as jnp
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """``[b]`` from logits ``[b, ..., classes]`` and labels ``[b, ...]``."""
+    log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+    # A product with one-hot rows: the gradient of a gather is a scatter, slow on CPU.
+    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    return per_example(-jnp.sum(log_p * hot, axis=-1))
+
+
+def per_example(values: jax.Array) -> jax.Array:
+    """Mean over all but the leading axis, ``[b, ...] -> [b]``."""
+    return jnp.mean(values.reshape(values.shape[0], -1), axis=1)
