@@ -187,8 +187,10 @@ def _instead_of_words(annotation: Any) -> str | None:
 def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
     text, place = str(error), key
     if match := re.search(r"^full_key: (\S+)$", text, re.MULTILINE):
-        place = f"{key}.{match[1]}"
-        for part in match[1].split("."):
+        # Hydra writes the second of a call's positional arguments as _args__1.
+        path = re.sub(r"_args__?(\d+)", r"_args_[\1]", match[1])
+        place = f"{key}.{path}"
+        for part in path.split("."):
             name, _, index = part.partition("[")
             node = node[name]
             if index:

@@ -41,5 +41,5 @@ def in_new_process(tmp_path, *arguments, **environment):
         env=os.environ | {"PARSGD_CACHE": str(tmp_path / "cache")} | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
