@@ -140,12 +140,15 @@ def gather(tree: Tree) -> Tree:
 
 
 def maximum(tree: Tree) -> Tree:
-    """Largest value of every entry over all workers."""
+    """Largest value of every entry over all workers; NaN where any worker has NaN."""
 
     def leaf(x):
         if _bound(LANES):
             x = jnp.max(lax.all_gather(x, LANES), axis=0)
-        return lax.pmax(x, DEVICES) if _bound(DEVICES) else x
+        if not _bound(DEVICES):
+            return x
+        # The platform's own maximum may drop NaN.
+        return jnp.max(lax.all_gather(x, DEVICES), axis=0)
 
     return jax.tree.map(leaf, tree)
 

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from parsgd import comm
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_whole
 from parsgd.gradient import Grads, Loss, Params, State, gradient, mean_gradient
 
 
@@ -94,12 +94,6 @@ class Phase(NamedTuple):
 Algorithm: TypeAlias = Strategy | tuple[Phase, ...]
 
 
-def whole_step(name: str, step: Any) -> None:
-    """Refuse what is no number of steps."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise UserError(f"{name}={step}: give a whole number of steps, 0 or more")
-
-
 def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     """The phases of an algorithm, by start: one if it is a single strategy.
 
@@ -122,7 +116,7 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     if not starts or starts[0] != 0 or len({*starts}) < len(starts):
         raise ValueError(f"phases must start at 0 and at different steps, got {starts}")
     for phase in ordered:
-        whole_step("start", phase.start)
+        check_whole("start", phase.start, 0)
         if phase.local_steps is not None and phase.local_steps < 1:
             raise ValueError(f"local_steps={phase.local_steps} of a phase: 1 or more")
     return ordered

@@ -7,3 +7,18 @@ class UserError(ValueError):
     The console command prints the message alone (``debug=true`` shows the traceback);
     in a script it is an ordinary ``ValueError``.
     """
+
+
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no whole number of at least ``least``.
+
+    Raises:
+        UserError: Names the argument and its value.
+
+    Example:
+        >>> check_whole("levels", 2.5)
+        Traceback (most recent call last):
+        parsgd.errors.UserError: levels=2.5: give a whole number, 1 or more
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value}: give a whole number, {least} or more")

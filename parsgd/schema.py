@@ -7,7 +7,8 @@ function's own signature. Two resolvers help:
 ``${default:32,${global_batch}}``
     32, unless one of the other values is given: then null;
 ``${steps:0.5}``
-    that fraction of the run's optimizer steps, as a whole number.
+    that fraction of the run's optimizer steps, as a whole number; at least 1 if the
+    fraction is not 0.
 """
 
 from dataclasses import dataclass, field
@@ -68,7 +69,8 @@ def register(steps: int | None = None) -> None:
     def of_run(fraction: float) -> int | str:
         if steps is None:
             return f"${{steps:{fraction}}}"
-        return int(float(fraction) * steps)
+        part = int(float(fraction) * steps)
+        return max(part, 1) if fraction > 0 else part  # a share of a run is some of it
 
     OmegaConf.register_new_resolver("steps", of_run, replace=True)
 

@@ -160,7 +160,11 @@ class Worker:
     def _traced(self, fn: Callable, *args: Any) -> tuple[Any, Any]:
         """Program and abstract outputs of one of W workers."""
         axes = [(DEVICES, self.workers)]
-        return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
+        try:
+            return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
+        except ValueError as error:
+            # Such as a size that does not fit W, which no constructor knows.
+            raise UserError(f"the strategy cannot be run: {error}") from error
 
     def _check(self, phase: Phase) -> None:
         strategy = phase.strategy

@@ -307,8 +307,10 @@ def test_contraction_constants(v):
     scaled = norm - np.sum(np.abs(v)) ** 2 / v.size
     np.testing.assert_allclose(lost("scaled_sign"), scaled, rtol=1e-4, atol=1e-5 * norm)
     # The largest entry comes back (to 0.71 % in the tree), others lose no more than v.
-    assert lost("linear_8bit") <= (1 - 1 / v.size) * norm * (1 + 1e-5)
-    assert lost("dynamic_tree_8bit") <= (1 - 0.9999 / v.size) * norm * (1 + 1e-5)
+    rounding = 1e-12 * norm
+    assert lost("linear_8bit") <= (1 - 1 / v.size) * norm * (1 + 1e-5) + rounding
+    tree = (1 - 0.9999 / v.size) * norm * (1 + 1e-5) + rounding
+    assert lost("dynamic_tree_8bit") <= tree
     assert lost("natural nearest") <= norm / 9 * (1 + 1e-6)
     assert lost("natural") <= norm  # at most |v| each
     assert lost("bf16") <= 2.0**-16 * norm * (1 + 1e-6)
@@ -479,14 +481,14 @@ def test_feedback_sends_everything_in_the_end():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: qsgd(levels=0), "choose 1 to 127"),
-        (lambda: qsgd(levels=128), "choose 1 to 127"),
-        (lambda: qsgd(bucket=0), "a bucket has 1 entry or more"),
+        (lambda: qsgd(levels=0), "levels="),
+        (lambda: qsgd(levels=128), "levels="),
+        (lambda: qsgd(bucket=0), "bucket="),
         (lambda: qsgd(norm="l1"), "choose one of l2, max"),
         (lambda: terngrad(clip=0.0), "positive number"),
         (lambda: natural(rounding="up"), "choose one of random, nearest"),
-        (lambda: linear_8bit(block=0), "a block has 1 entry or more"),
-        (lambda: dynamic_tree_8bit(block=-1), "a block has 1 entry or more"),
+        (lambda: linear_8bit(block=0), "block="),
+        (lambda: dynamic_tree_8bit(block=-1), "block="),
         (lambda: linear_8bit(rounding="up"), "choose one of nearest, random"),
         (lambda: fp8(format="e3m4"), "choose one of e4m3, e5m2"),
         (lambda: scaled_sign(zero="zero"), "choose one of positive, negative"),

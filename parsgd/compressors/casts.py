@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import absmax, flat32, map_groups
+from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 
@@ -118,7 +118,7 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
         v, unit, scale = flat32(x), jnp.ones(1), None
         if scaled:
             scale = absmax(v, None)
-            unit = jnp.where(scale > 0, largest / scale, 0.0)
+            unit = inverse(scale, largest)
         return FP8(map_groups(narrowed, v, unit, None), scale)
 
     def decode(payload: FP8, like: Any, key: Key = None) -> jax.Array:

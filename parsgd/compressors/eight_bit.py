@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import absmax, flat32, map_groups
+from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
 from parsgd.compressors.random import round_randomly
+from parsgd.errors import check_whole
 
 ROUNDINGS = ("nearest", "random")
 
@@ -30,11 +31,8 @@ class EightBit(NamedTuple):
 
 
 def _check_block(block: int | None) -> None:
-    if block is not None and block < 1:
-        raise ValueError(
-            f"block={block}: a block has 1 entry or more, 2048 as a rule; None is the "
-            "whole array"
-        )
+    if block is not None:
+        check_whole("block", block)
 
 
 def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compressor:
@@ -73,8 +71,8 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
         raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
     random = rounding == "random"
 
-    def quantise(v, inverse, start, key):
-        t = v * inverse
+    def quantise(v, factor, start, key):
+        t = v * factor
         q = round_randomly(t, key, start) if random else jnp.round(t)
         return jnp.clip(q, -127, 127).astype(jnp.int32).astype(jnp.int8)
 
@@ -87,8 +85,8 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
             raise ValueError("linear_8bit(rounding='random'): encode needs a key")
         flat = flat32(x)
         scale = absmax(flat, block)
-        inverse = jnp.where(scale > 0, 127 / scale, 0.0)
-        return EightBit(map_groups(quantise, flat, inverse, block, key), scale)
+        factor = inverse(scale, 127)
+        return EightBit(map_groups(quantise, flat, factor, block, key), scale)
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key
@@ -121,10 +119,10 @@ THRESHOLDS = _thresholds()
 LARGEST = float((dynamic_tree_values()[127] + 1) / 2)
 
 
-def _to_tree(v, inverse, start, extra):
+def _to_tree(v, factor, start, extra):
     """The nearest code: compare with the decades, then linear within one."""
     del start, extra
-    a = jnp.abs(v * inverse)
+    a = jnp.abs(v * factor)
     slope, first = jnp.zeros_like(a), jnp.zeros_like(a)
     for i, threshold in enumerate(THRESHOLDS):
         inside = a >= threshold
@@ -194,8 +192,8 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
         del key
         flat = flat32(x)
         scale = absmax(flat, block)
-        inverse = jnp.where(scale > 0, 1 / scale, 0.0)
-        return EightBit(map_groups(_to_tree, flat, inverse, block), scale)
+        factor = inverse(scale, 1)
+        return EightBit(map_groups(_to_tree, flat, factor, block), scale)
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key

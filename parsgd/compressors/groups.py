@@ -22,6 +22,12 @@ ROW = 1024  # entries of a row of what has no groups
 FOLDS = {"max": (jnp.abs, jnp.maximum), "squares": (jnp.square, jnp.add)}
 
 
+def inverse(scale: jax.Array, top: float) -> jax.Array:
+    """``top / scale``; 0 where that is not finite, as for groups of zeros."""
+    out = top / scale
+    return jnp.where(jnp.isfinite(out), out, 0.0)
+
+
 def group_count(n: int, size: int | None) -> int:
     """Groups of ``size`` consecutive entries in n; one where ``size`` is None."""
     return -(-n // size) if size and n > size else 1

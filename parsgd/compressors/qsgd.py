@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import absmax, flat32, map_groups, norm2
+from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, norm2
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import round_randomly
+from parsgd.errors import check_whole
 
 NORMS = {"l2": norm2, "max": absmax}
 
@@ -71,20 +72,18 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
         the values, and arrays of a compiled program have one size. Level and sign are
         one number, so that zero needs no sign.
     """
-    if not 1 <= levels <= 127:
+    check_whole("levels", levels)
+    check_whole("bucket", bucket)
+    if levels > 127:
         raise ValueError(
             f"levels={levels}: choose 1 to 127, which fit a byte with sign"
-        )
-    if bucket < 1:
-        raise ValueError(
-            f"bucket={bucket}: a bucket has 1 entry or more, 512 as a rule"
         )
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
     width = math.ceil(math.log2(2 * levels + 1))
 
-    def quantise(v, inverse, start, key):
-        q = round_randomly(v * inverse, key, start)
+    def quantise(v, factor, start, key):
+        q = round_randomly(v * factor, key, start)
         # The sum with the random number may be rounded up to s + 1.
         return jnp.clip(q + levels, 0, 2 * levels).astype(jnp.int32).astype(jnp.uint8)
 
@@ -97,8 +96,7 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
             raise ValueError("qsgd rounds at random: encode needs a key")
         flat = flat32(x)
         size = NORMS[norm](flat, bucket)
-        inverse = jnp.where(size > 0, levels / size, 0.0)
-        codes = map_groups(quantise, flat, inverse, bucket, key)
+        codes = map_groups(quantise, flat, inverse(size, levels), bucket, key)
         return QSGD(pack(codes, width), size)
 
     def decode(payload: QSGD, like: Any, key: Key = None) -> jax.Array:

@@ -195,7 +195,8 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
 
     A compiled program sends arrays of a fixed size: room for k entries. If fewer reach
     tau the rest of the room holds zeros; if more do the k largest are sent, and error
-    feedback keeps the others for later. NaN is never sent.
+    feedback keeps the others for later. NaN counts as reaching tau, and ranks below
+    every number.
 
     Args:
         tau: Smallest absolute value to send, 0 or more.
@@ -232,7 +233,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         v = _flat(x)
         index = largest(v, kept(capacity_ratio, v.size))
         chosen = v[index]
-        reach = jnp.abs(chosen) >= tau
+        reach = ~(jnp.abs(chosen) < tau)  # NaN too
         count = jnp.sum(reach, dtype=jnp.int32)
         return Sparse(jnp.where(reach, chosen, 0), _packed(index, v.size), count)
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from parsgd import comm
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import absmax, flat32, map_groups, total
+from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, total
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import round_randomly
 
@@ -68,9 +68,9 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
     if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip}: use a positive number, such as 2.5, or None")
 
-    def quantise(v, inverse, start, key):
+    def quantise(v, factor, start, key):
         # Within -1 and 1, which is also the clipping: s is c sigma where that is less.
-        q = round_randomly(jnp.clip(v * inverse, -1.0, 1.0), key, start)
+        q = round_randomly(jnp.clip(v * factor, -1.0, 1.0), key, start)
         return jnp.clip(q + 1, 0, 2).astype(jnp.int32).astype(jnp.uint8)
 
     def encode(x: jax.Array, key: Key) -> TernGrad:
@@ -85,8 +85,8 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
             scale = jnp.where(scale > limit, limit, scale)
         if share_scale:
             scale = comm.maximum(scale)
-        inverse = jnp.where(scale > 0, 1 / scale, 0.0)
-        return TernGrad(pack(map_groups(quantise, v, inverse, None, key), 2), scale)
+        codes = map_groups(quantise, v, inverse(scale, 1), None, key)
+        return TernGrad(pack(codes, 2), scale)
 
     def decode(payload: TernGrad, like: Any, key: Key = None) -> jax.Array:
         del key

@@ -14,6 +14,7 @@ from parsgd.reducers.feedback import (
 )
 from parsgd.reducers.majority import majority_vote
 from parsgd.reducers.mean import all_reduce, idle
+from parsgd.reducers.momentum import local_momentum
 from parsgd.reducers.nonfinite import SkipState, skip_nonfinite
 from parsgd.reducers.power_sgd import PowerSGDState, power_sgd
 
@@ -37,6 +38,7 @@ __all__ = [
     "error_feedback",
     "exchange",
     "idle",
+    "local_momentum",
     "majority_vote",
     "power_sgd",
     "skip_nonfinite",

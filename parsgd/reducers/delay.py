@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parsgd.errors import check_whole
+
 
 class DelayState(NamedTuple):
     """State of `delay`.
@@ -51,8 +53,7 @@ def delay(k: int = 1) -> optax.GradientTransformation:
     References:
         Seide et al., Interspeech 2014, section 3.4.
     """
-    if k < 0:
-        raise ValueError(f"delay: k={k} must be 0 or more")
+    check_whole("k", k, 0)
     if k == 0:
         return optax.identity()
 

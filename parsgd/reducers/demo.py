@@ -29,6 +29,7 @@ from parsgd.compressors.index_packing import (
     pack_indices,
     unpack_indices,
 )
+from parsgd.errors import check_whole
 from parsgd.reducers import paths
 
 
@@ -98,9 +99,8 @@ def demo(
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"demo: decay={decay} must be in [0, 1]")
-    for name, value in (("chunk", chunk), ("k", k)):
-        if value < 1:
-            raise ValueError(f"demo: {name}={value} must be 1 or more")
+    check_whole("chunk", chunk)
+    check_whole("k", k)
 
     def init(params: Any) -> Any:
         leaves, _ = paths.split(params, lambda x: True)

@@ -9,10 +9,12 @@ Three forms, of which the code's own facts pick between the first two::
                 to all
 
 Gathering costs (W - 1) payloads per worker and loses nothing on the way back. The
-two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is.
+two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is, as
+long as an array has at least W columns: stripes are whole columns.
 """
 
 import functools
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,11 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from parsgd import comm
-from parsgd.compressors import Compressor, pays
+from parsgd.compressors import Compressor, payload_bytes, pays
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 
 UNROLLED = 16  # decoded one after the other in the program; more in a loop
-BUCKET = "bucket"
 
 
 class ExchangeState(NamedTuple):
@@ -79,11 +81,17 @@ class Exchange(NamedTuple):
         """What is compressed, as ``float32``, and what is not, as it is; by path."""
         if self.bucket:
             flat = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
-            whole = {BUCKET: jnp.concatenate(flat)} if flat else {}
-            return whole, {}
-        compressed, raw = paths.split(
-            tree, lambda x: pays(self.compressor, x, min_size=self.min_size)
-        )
+            if not flat:
+                return {}, {}
+            whole = jnp.concatenate(flat)
+            if self._payload(whole) > whole.nbytes:
+                raise UserError(
+                    f"bucket=True with {self.compressor.name}: the message would be "
+                    "larger than the arrays themselves, since one flat array has no "
+                    "columns; leave bucket out, or use levels=leaf with one_bit"
+                )
+            return {_bucket(tree): whole}, {}
+        compressed, raw = paths.split(tree, self._pays)
         return {p: x.astype(jnp.float32) for p, x in compressed.items()}, raw
 
     def join(self, compressed: dict, raw: dict, like: Any) -> Any:
@@ -91,9 +99,10 @@ class Exchange(NamedTuple):
         if not self.bucket:
             return paths.join(compressed | raw, like)
         leaves, structure = jax.tree.flatten(like)
+        whole = compressed[_bucket(like)] if leaves else jnp.zeros(0)
         parts, start = [], 0
         for x in leaves:
-            part = compressed[BUCKET][start : start + x.size]
+            part = whole[start : start + x.size]
             parts.append(part.reshape(x.shape).astype(x.dtype))
             start += x.size
         return jax.tree.unflatten(structure, parts)
@@ -115,6 +124,20 @@ class Exchange(NamedTuple):
             else:
                 mean[path], sent[path] = _one_sided(self.compressor, v, key)
         return mean, sent, ExchangeState(state.key, state.step + 1, owed)
+
+    def _pays(self, x: Any) -> bool:
+        if not pays(self.compressor, x, min_size=self.min_size):
+            return False
+        return not self.two_sided or self._payload(x) < x.size * x.dtype.itemsize
+
+    def _payload(self, x: Any) -> int:
+        """Bytes of a leaf's payload, of all its stripes where it has some."""
+        if not self.two_sided:
+            return payload_bytes(self.compressor, x)
+        spec = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        stripes = jax.eval_shape(lambda v: _stripes(v, comm.world()), spec)
+        one = jax.ShapeDtypeStruct(stripes.shape[1:], jnp.float32)
+        return comm.world() * payload_bytes(self.compressor, one)
 
     def _two_sided(self, v, key, owed):
         encode, decode = self.compressor.encode, self.compressor.decode
@@ -163,9 +186,22 @@ def exchange(
             f"two_sided=True with {compressor.name}: the second encoding has error "
             "feedback, which needs a code that shrinks its error; leave two_sided out"
         )
-    if min_size < 0:
-        raise ValueError(f"min_size={min_size}: must be 0 or more")
+    check_whole("min_size", min_size, 0)
+    if bucket and min_size:
+        raise ValueError(
+            f"bucket=True with min_size={min_size}: all leaves are one array then, "
+            "whatever their size; leave one of the two out"
+        )
     return Exchange(compressor, two_sided, bucket, min_size, seed)
+
+
+def _bucket(tree: Any) -> str:
+    """Name of the flat array of a tree: another for other paths or shapes."""
+    parts = [
+        f"{jax.tree_util.keystr(path)} {x.shape}"
+        for path, x in jax.tree.leaves_with_path(tree)
+    ]
+    return f"bucket {zlib.crc32(' '.join(parts).encode()):08x}"
 
 
 def _shown(v: jax.Array) -> jax.Array:
@@ -177,14 +213,16 @@ def _shown(v: jax.Array) -> jax.Array:
 
 
 def _one_sided(compressor: Compressor, v: jax.Array, key) -> tuple:
+    if compressor.sums:
+        # Scaled before it is encoded: a sum of W half-precision numbers may overflow,
+        # and what underflows belongs to the residual.
+        share = compressor.encode(v / comm.world(), key)
+        sent = comm.world() * compressor.decode(share, v, key)
+        return compressor.decode(comm.total(share), v, key), sent
     payload = compressor.encode(v, key)
     sent = compressor.decode(payload, v, key)
     if comm.world() == 1:
         return sent, sent
-    if compressor.sums:
-        # Scaled before it is summed: a sum of W half-precision numbers may overflow.
-        share = jax.tree.map(lambda p: p / comm.world(), payload)
-        return compressor.decode(comm.total(share), v, key), sent
     gathered = comm.gather(payload)
     return _mean_of_decoded(compressor.decode, gathered, v, key), sent
 

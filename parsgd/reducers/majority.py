@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parsgd import comm
 from parsgd.compressors import sign
+from parsgd.reducers import paths
 from parsgd.reducers.compressed import compressed_all_reduce
 
 TIES = ("positive", "zero")
@@ -22,8 +24,9 @@ def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
 
         g <- sign(sum_w sign(g_w))
 
-    All leaves are one message of one bit per entry, biases too. There is no memory: for
-    problems on which signs alone fail see `ef_sign_sgd`.
+    All leaves are one message of one bit per entry, biases too, and a byte that says
+    whether the gradient was finite: if any was not, the result is NaN for all. There is
+    no memory: for problems on which signs alone fail see `ef_sign_sgd`.
 
     Args:
         tie: What an even vote becomes: ``"positive"``, +1, as a single bit from a
@@ -47,6 +50,10 @@ def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         mean, state = votes.update(updates, state, params)
-        return jax.tree.map(decided, mean), state
+        # A sign is never NaN, so whether a gradient was finite is sent beside it.
+        fine = comm.gather(paths.finite(*jax.tree.leaves(updates)).astype(jnp.uint8))
+        fine = jnp.min(fine) == 1
+        out = jax.tree.map(lambda x: jnp.where(fine, decided(x), jnp.nan), mean)
+        return out, state
 
     return optax.GradientTransformation(votes.init, update)

@@ -36,7 +36,13 @@ def check(what: str, kept: Mapping[str, Any], arrays: Mapping[str, Any]) -> None
     Raises:
         ValueError: A leaf without state of its shape; names its path.
     """
-    for path, x in arrays.items():
+    for path in sorted({*kept, *arrays}):
+        x = arrays.get(path)
+        if x is None:
+            raise ValueError(
+                f"the {what} of {path} belongs to no leaf: the state is another "
+                f"model's (this one has {sorted(arrays)}); initialise it anew"
+            )
         if path not in kept or kept[path].shape != x.shape:
             raise ValueError(
                 f"no {what} of shape {x.shape} for {path}: the state belongs to "

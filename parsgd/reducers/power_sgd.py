@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
+from parsgd.errors import check_whole
 from parsgd.reducers import paths
 
 
@@ -93,13 +94,10 @@ def power_sgd(
         comes out as zero keeps its last value: after a step of zero gradients the
         paper's Q is zero, and may stay so for good.
     """
-    for name, value, low in (
-        ("rank", rank, 1),
-        ("iterations", iterations, 1),
-        ("min_compression", min_compression, 1),
-    ):
-        if value < low:
-            raise ValueError(f"power_sgd: {name}={value} must be {low} or more")
+    check_whole("rank", rank)
+    check_whole("iterations", iterations)
+    if not min_compression >= 1:
+        raise ValueError(f"min_compression={min_compression}: must be 1 or more")
 
     def compressed(x) -> bool:
         if len(x.shape) < 2:
@@ -126,6 +124,11 @@ def power_sgd(
         gradient, raw = paths.split(updates, compressed)
         if feedback:
             paths.check("residual", state.error, gradient)
+        if warm_start and {*state.q} != {*gradient}:
+            raise ValueError(
+                f"Q of {sorted(state.q)}, but the model has {sorted(gradient)}: "
+                "initialise the state anew"
+            )
         out: paths.Arrays = comm.mean(raw)
         error, kept = {}, {}
         for number, (path, g) in enumerate(sorted(gradient.items())):

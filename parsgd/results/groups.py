@@ -137,11 +137,37 @@ def _namers(varied: Iterable[str]) -> list[tuple[str, Callable[[Group], Any]]]:
 
 
 def _identity(job: Job) -> str:
-    config = {key: value for key, value in job.config.items() if key != "seed"}
+    config = {key: value for key, value in _own(job).items() if key != "seed"}
     # A config may name its own output folder, which differs for every seed.
     own = str(job.folder.resolve())
     leaves = {k: v for k, v in _leaves(config).items() if own not in str(v)}
     return json.dumps(leaves, sort_keys=True, default=str)
+
+
+def _own(job: Job) -> dict[str, Any]:
+    """A job's config without what only repeats another part of it.
+
+    A resolved config says the seed again wherever a call takes it, and what
+    ``compressor`` and ``feedback`` are again inside the strategy that uses them.
+    """
+    config = dict(job.config)
+    if isinstance(config.get("feedback"), Mapping):
+        strategy, feedback = config.get("strategy"), config["feedback"]
+        if isinstance(strategy, Mapping):
+            config["strategy"] = {k: v for k, v in strategy.items() if k != "reducer"}
+        config["feedback"] = {k: v for k, v in feedback.items() if k != "compressor"}
+        if any("compressor" in str(v) for v in config["feedback"].values()):
+            config["feedback"] = {"choice": _choice(job, "feedback")}
+    return {
+        key: _unseeded(value, job.config.get("seed")) for key, value in config.items()
+    }
+
+
+def _unseeded(node: Any, seed: Any) -> Any:
+    if isinstance(node, Mapping):
+        kept = {k: v for k, v in node.items() if not (k == "seed" and v == seed)}
+        return {k: _unseeded(v, seed) for k, v in kept.items()}
+    return node
 
 
 def _one_per_seed(jobs: list[Job]) -> tuple[Job, ...]:
@@ -176,7 +202,7 @@ def _varying(jobs: list[Job]) -> list[str]:
         and len({one.get(key) for one in asked}) > 1
     ]
     columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
-    configs = [_leaves(job.config) for job in jobs]
+    configs = [_leaves(_own(job)) for job in jobs]
     strategies = [_choice(job, "strategy") for job in jobs]
     for key in dict.fromkeys(key for config in configs for key in config):
         explained = any(key == k or key.startswith(f"{k}.") for k in keys)

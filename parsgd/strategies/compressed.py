@@ -8,8 +8,9 @@ and so on. A name stands here where a paper fixes more than the code.
 import optax
 
 from parsgd.compressors import one_bit, scaled_sign
-from parsgd.core import Algorithm, Phase, Strategy, whole_step
-from parsgd.reducers import error_feedback, idle, majority_vote
+from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.errors import check_whole
+from parsgd.reducers import error_feedback, idle, local_momentum, majority_vote
 from parsgd.strategies.data_parallel import data_parallel
 
 
@@ -39,7 +40,7 @@ def compressed_sgd(
         >>> strategy = parsgd.compressed_sgd(
         ...     optax.sgd(0.1), reducer=parsgd.error_feedback(parsgd.one_bit()))
     """
-    whole_step("start_step", start_step)
+    check_whole("start_step", start_step, 0)
     before, after = _clip("clip_before", clip_before), _clip("clip_after", clip_after)
     optimizer = optax.chain(after, optimizer)
     compressed = data_parallel(optimizer, reducer=optax.chain(before, reducer))
@@ -138,13 +139,13 @@ def sign_sgd_majority(
         raise ValueError(f"momentum={momentum}: must be in [0, 1)")
     vote = majority_vote(tie=tie)
     if momentum:
-        vote = optax.chain(optax.trace(momentum), vote)
+        vote = optax.chain(local_momentum(momentum), vote)
     return data_parallel(optimizer, reducer=vote)
 
 
 def _clip(name: str, norm: float | None) -> optax.GradientTransformation:
     if norm is None:
         return optax.identity()
-    if norm <= 0:
+    if not norm > 0:
         raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
     return optax.clip_by_global_norm(norm)

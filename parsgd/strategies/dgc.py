@@ -7,6 +7,7 @@ import jax
 import optax
 
 from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.errors import check_whole
 from parsgd.reducers import dgc
 from parsgd.strategies.data_parallel import data_parallel
 
@@ -57,8 +58,7 @@ def dgc_sgd(
     References:
         Lin et al., "Deep Gradient Compression", ICLR 2018.
     """
-    if warmup_steps < 0:
-        raise ValueError(f"dgc_sgd: warmup_steps={warmup_steps} must be 0 or more")
+    check_whole("warmup_steps", warmup_steps, 0)
 
     def at(share: float) -> Strategy:
         reducer = dgc(
@@ -90,9 +90,10 @@ def dgc_sgd(
 
 
 def _has_momentum(state: Any) -> bool:
-    """Whether an optimizer's state holds heavy-ball momentum."""
+    """Whether an optimizer's state holds moving averages of gradients."""
+    kinds = (optax.TraceState, optax.ScaleByAdamState, optax.ScaleByLionState)
 
-    def trace(node: Any) -> bool:
-        return isinstance(node, optax.TraceState)
+    def known(node: Any) -> bool:
+        return isinstance(node, kinds)
 
-    return any(trace(node) for node in jax.tree.leaves(state, is_leaf=trace))
+    return any(known(node) for node in jax.tree.leaves(state, is_leaf=known))

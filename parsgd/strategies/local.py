@@ -3,7 +3,8 @@
 import optax
 
 from parsgd import comm
-from parsgd.core import Algorithm, Phase, Strategy, whole_step
+from parsgd.core import Algorithm, Phase, Strategy
+from parsgd.errors import check_whole
 from parsgd.strategies.data_parallel import data_parallel
 from parsgd.strategies.momentum import check_policy, synchronise
 from parsgd.strategies.outer import outer_loop
@@ -72,7 +73,7 @@ def post_local_sgd(
     References:
         Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
     """
-    whole_step("switch_step", switch_step)
+    check_whole("switch_step", switch_step, 0)
     strategy = local_sgd(optimizer, momentum=momentum)
     if switch_step == 0:
         return strategy

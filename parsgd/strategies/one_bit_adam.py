@@ -25,6 +25,7 @@ import optax
 from parsgd import comm
 from parsgd.compressors import Compressor, one_bit
 from parsgd.core import Algorithm, Phase
+from parsgd.errors import check_whole
 from parsgd.reducers import Exchange, ExchangeState, exchange, paths
 from parsgd.strategies.data_parallel import data_parallel
 
@@ -58,6 +59,7 @@ def one_bit_adam(
     compressor: Compressor | None = None,
     two_sided: bool = True,
     bucket: bool = False,
+    seed: int = 0,
 ) -> Algorithm:
     """1-bit Adam; the module's docstring has the equations.
 
@@ -74,6 +76,7 @@ def one_bit_adam(
         two_sided: The paper's exchange, which encodes the average again. False gathers
             the workers' payloads: nothing lost on the way back, W/2 times the bytes.
         bucket: All leaves in one message.
+        seed: Of a stochastic code.
 
     Returns:
         Two phases: dense Adam, and from step T on its compressed form.
@@ -99,13 +102,14 @@ def one_bit_adam(
         One-dimensional leaves, and those that would not shrink, are averaged densely.
     """
     check_adam("one_bit_adam", b1, b2, eps)
+    check_whole("warmup_steps", warmup_steps, 0)
     if warmup_steps < 1:
         raise ValueError(
             f"one_bit_adam: warmup_steps={warmup_steps} must be 1 or more, for the "
             "variance is not updated afterwards"
         )
     code = one_bit(levels="leaf") if compressor is None else compressor
-    channel = exchange(code, two_sided=two_sided, bucket=bucket)
+    channel = exchange(code, two_sided=two_sided, bucket=bucket, seed=seed)
 
     def init(params: Any) -> Any:
         mu, nu = zeros(params), zeros(params)

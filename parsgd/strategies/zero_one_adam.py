@@ -24,7 +24,8 @@ import optax
 from parsgd import comm
 from parsgd.compressors import Compressor, one_bit
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.reducers import ExchangeState, exchange
+from parsgd.errors import check_whole
+from parsgd.reducers import ExchangeState, exchange, paths
 from parsgd.strategies.one_bit_adam import average, check_adam, moments, zeros
 
 
@@ -65,6 +66,7 @@ def zero_one_adam(
     compressor: Compressor | None = None,
     two_sided: bool = True,
     bucket: bool = False,
+    seed: int = 0,
 ) -> Algorithm:
     """0/1 Adam; the module's docstring has the equations.
 
@@ -87,6 +89,7 @@ def zero_one_adam(
         compressor: The one-bit code; None for `one_bit` with two levels per leaf.
         two_sided: As in `one_bit_adam`.
         bucket: All leaves in one message.
+        seed: Of a stochastic code.
 
     Returns:
         Phases: dense, one for each interval of T_v above 1, one for each of T_u. They
@@ -123,15 +126,14 @@ def zero_one_adam(
         ("double_steps", double_steps),
         ("max_interval", max_interval),
     ):
-        if value < 1:
-            raise ValueError(f"zero_one_adam: {name}={value} must be 1 or more")
+        check_whole(name, value)
     if max_interval & (max_interval - 1):
         raise ValueError(
             f"zero_one_adam: max_interval={max_interval} must be a power of two, since "
             "intervals double"
         )
     code = one_bit(levels="leaf") if compressor is None else compressor
-    channel = exchange(code, two_sided=two_sided, bucket=bucket)
+    channel = exchange(code, two_sided=two_sided, bucket=bucket, seed=seed)
 
     def init(params: Any) -> Any:
         mu = zeros(params)
@@ -162,8 +164,11 @@ def zero_one_adam(
     def synchronised(start, u, rates, state) -> tuple:
         mean, error, inner = average(channel, u, state.nu, state.error, state.exchange)
         share = jnp.where(rates > 0, 1 / jnp.where(rates > 0, rates, 1.0), 0.0)
-        state = state._replace(mu=scaled(share, mean), error=error, exchange=inner)
-        return moved(start, mean, state.nu), state
+        good = paths.finite(*jax.tree.leaves(mean))
+        mu = paths.keep_unless(good, scaled(share, mean), state.mu)
+        return moved(start, mean, state.nu), state._replace(
+            mu=mu, error=error, exchange=inner
+        )
 
     def at_rest(params, state) -> tuple:
         rest = zeros(state.nu)
