@@ -46,6 +46,11 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
             "key=value, and lists with spaces need quotes"
         )
     text = _first_line(error).removeprefix("Error merging override ")
+    if match := re.match(r"Interpolation key '(optimizer\.\w+)' not found", text):
+        return (
+            f"the strategy takes {match[1]}, which the chosen optimizer does not have: "
+            "use optimizer=adam"
+        )
     if match := re.match(r"Could not append to config\. .* '(.+)'", text):
         return f"{match[1]} exists already: leave out the + before it"
     if match := re.match(r"Ambiguous value for argument '(.+)'", text):
@@ -98,9 +103,10 @@ def _not_overridable(
 ) -> str:
     if key in ("compressor", "feedback"):
         return (
-            f"{key}: this strategy has no exchangeable {key}, so nothing would use it. "
+            f"{key}: the strategy has no exchangeable {key}, so nothing would use it. "
             "Those that have are strategy=compressed, compressed_local_sgd, "
-            "compressed_block_momentum and compressed_diloco"
+            "compressed_block_momentum and compressed_diloco; to compare them with "
+            "others sweep each apart, and then `parsgd report DIR DIR`"
         )
     if not isinstance(cause, OmegaConfBaseException):
         return (

@@ -30,6 +30,27 @@ def test_seeds_are_grouped_with_mean_and_sem(tmp_path):
     assert row["accuracy_sem"] == pytest.approx(sem)
 
 
+def test_what_a_config_says_twice_does_not_split_a_configuration(tmp_path):
+    for code in ("one_bit", "top_k"):
+        for seed in range(3):
+            compressor = {"_target_": f"parsgd.compressors.{code}"}
+            feedback = {"_target_": "parsgd.error_feedback", "seed": seed}
+            feedback["compressor"] = compressor
+            strategy = {"_target_": "parsgd.compressed_sgd", "reducer": feedback}
+            fake_job(
+                tmp_path / f"{code}{seed}",
+                seed=seed,
+                strategy=strategy,
+                compressor=compressor,
+                feedback=feedback,
+                overrides=["strategy=compressed", f"compressor={code}", f"seed={seed}"],
+            )
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["n"]) == [3, 3]
+    assert sorted(frame["compressor"]) == ["one_bit", "top_k"]
+    assert not [name for name in frame.columns if "reducer" in name or "seed" in name]
+
+
 def test_single_seed_has_no_standard_error(tmp_path):
     fake_job(tmp_path)
     (row,) = results.table(results.load(tmp_path)).to_dicts()

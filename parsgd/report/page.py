@@ -224,7 +224,9 @@ def _definitions(study: Study) -> str:
 
 
 def _environment(study: Study) -> str:
-    machines = Counter(_machine(job.machine) for job in study.jobs if job.machine)
+    # A job that was refused never came to ask for devices.
+    ran = [job for job in study.jobs if job.machine and job.machine.get("devices")]
+    machines = Counter(_machine(job.machine) for job in ran)
     packages = Counter(_versions(job.versions) for job in study.jobs if job.versions)
     warning = (
         "<p><strong>The jobs ran on different machines: times of one do not compare "
