@@ -50,7 +50,7 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
         (["workers=two"], "workers=two"),
         (["workers=1,2"], "`parsgd train -m` sweeps over them"),
         (["+workers=3"], "leave out the +"),
-        (["+experiment=nope"], "Choose one of demo, fashion_mnist"),
+        (["+experiment=nope"], "Choose one of compression, demo, fashion_mnist"),
         (["foo.bar=1"], "foo: there is no key 'foo'. There are check_replicas"),
         (
             ["~task/model", "task.model.features=[1]"],
