@@ -94,10 +94,10 @@ def test_signs_alone_stay_on_a_line_that_feedback_leaves():
 def test_signs_alone_climb_where_most_gradients_point_up():
     """``f = x / 4``, gradients 4 (one in four) and -1: the first counter-example."""
     draws = np.where(np.random.default_rng(0).random(800) < 0.25, 4.0, -1.0)
-    lr, start = 0.01, jnp.zeros(1)
+    lr, start = 0.01, jnp.zeros(16)
 
     def gradient(x, t):
-        return jnp.full(1, draws[t], jnp.float32)
+        return jnp.full(16, draws[t], jnp.float32)
 
     def final(strategy):
         return _descend(strategy, gradient, start, 800)[-1][0]
@@ -107,6 +107,6 @@ def test_signs_alone_climb_where_most_gradients_point_up():
     )
     assert final(parsgd.sign_sgd_majority(optax.sgd(lr))) > 2
     assert final(feedback) < -1
-    # In one dimension nothing is lost, so it is SGD.
+    # Of equal coordinates nothing is lost, so it is SGD.
     plain = final(parsgd.single(optax.sgd(lr)))
     np.testing.assert_allclose(final(feedback), plain, rtol=1e-4)

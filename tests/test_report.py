@@ -238,7 +238,7 @@ def test_tasks_are_kept_apart(tmp_path):
 
 def test_two_machines_are_told(tmp_path, monkeypatch):
     fake_job(tmp_path / "0", workers=1)
-    monkeypatch.setattr(results, "machine", lambda devices: {"cpu": "another"})
+    monkeypatch.setattr(results, "machine", lambda devices: {"cpu": "another", "devices": ["cpu"]})
     fake_job(tmp_path / "1", workers=2)
     assert "ran on different machines" in report.build(tmp_path).page.read_text()
 
