@@ -18,20 +18,19 @@ import jax.numpy as jnp
 from parsgd import data as sources
 from parsgd.data import Dataset, validate
 from parsgd.errors import UserError
+from parsgd.gradient import Params, State
 from parsgd.losses import cross_entropy, per_example
-from parsgd.models.base import ModelState, Params, as_model
+from parsgd.models import GPT, MLP, LogisticRegression, as_model
 from parsgd.models.classifier import Classifier
-from parsgd.models.gpt import GPT
-from parsgd.models.mlp import MLP, LogisticRegression
 
 
 class Batch(NamedTuple):
     """Examples as they are stored: `Task.loss` prepares them on the device.
 
     Attributes:
-      x: inputs ``[b, ...]``.
-      y: labels ``[b]`` or ``[b, T]``.
-      weight: ``[b]`` float32, or None when every slot counts once.
+        x: Inputs ``[b, ...]``.
+        y: Labels ``[b]`` or ``[b, T]``.
+        weight: ``[b]`` float32, or None when every slot counts once.
     """
 
     x: jax.Array
@@ -43,25 +42,25 @@ class Task(NamedTuple):
     """Everything that training knows of its problem; one worker's view.
 
     Attributes:
-      name: how tables and logs call it.
-      data: the `Dataset`.
-      init: ``(key) -> (params, model_state)``; ``model_state`` is ``{}`` when there is
-        none, else what a worker keeps for itself (batch statistics).
-      loss: ``(params, model_state, batch, key) -> (loss, model_state)``, in training
-        mode; ``loss`` is a float32 scalar.
-      metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
-        evaluation mode, per example and unweighted. The penalty is part of every
-        example's loss, so the mean over the training set is the objective.
-      separable: whether ``loss`` is a mean over the batch's slots, each computed on its
-        own. Workers on one device whose average gradient is wanted then take their
-        batches as one, if there is neither model state nor randomness.
+        name: How tables and logs call it.
+        data: The `Dataset`.
+        init: ``(key) -> (params, model_state)``; ``model_state`` is ``{}`` when there
+            is none, else what a worker keeps for itself (batch statistics).
+        loss: ``(params, model_state, batch, key) -> (loss, model_state)``, in training
+            mode; ``loss`` is a float32 scalar.
+        metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
+            evaluation mode, per example and unweighted. The penalty is part of every
+            example's loss, so the mean over the training set is the objective.
+        separable: Whether ``loss`` is a mean over the batch's slots, each computed on
+            its own. Workers on one device whose average gradient is wanted then take
+            their batches as one, if there is neither model state nor randomness.
     """
 
     name: str
     data: Dataset
-    init: Callable[[jax.Array], tuple[Params, ModelState]]
-    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, ModelState]]
-    metrics: Callable[[Params, ModelState, Batch], dict[str, jax.Array]]
+    init: Callable[[jax.Array], tuple[Params, State]]
+    loss: Callable[[Params, State, Batch, jax.Array], tuple[jax.Array, State]]
+    metrics: Callable[[Params, State, Batch], dict[str, jax.Array]]
     separable: bool = False
 
 
@@ -76,28 +75,28 @@ def classification(
     """Softmax cross-entropy, in float32 whatever the model computes in.
 
     Args:
-      data: what to learn; see `parsgd.data.validate` for what it must satisfy.
-      model: anything that `parsgd.models.as_model` takes; a built-in model without
-        ``classes`` gets the data set's.
-      name: default, the data set's name.
-      l2: coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
-        not depend on the batch or on the number of workers.
-      separable: whether the model treats each example of a batch on its own, so that
-        the batches of workers that share a device and their parameters may be run as
-        one, which is faster; see `Task`. Default: True for the built-in models only.
+        data: What to learn; see `parsgd.data.validate` for what it must satisfy.
+        model: Anything that `parsgd.models.as_model` takes; a built-in model without
+            ``classes`` gets the data set's.
+        name: Default, the data set's name.
+        l2: Coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
+            not depend on the batch or on the number of workers.
+        separable: Whether each example of a batch is treated on its own, so that the
+            batches of workers that share a device and their parameters may be run as
+            one, which is faster; see `Task`. Default: True for built-in models only.
 
     Raises:
-      UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
-        `Task.init`, if the model's logits do not fit the labels.
+        UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
+            `Task.init`, if the model's logits do not fit the labels.
 
-    Examples:
-      >>> task = digits(MLP(features=[16]))
-      >>> params, model_state = task.init(jax.random.key(0))
-      >>> batch = Batch(task.data.train.x[:4], task.data.train.y[:4])
-      >>> task.loss(params, model_state, batch, jax.random.key(1))[0].shape
-      ()
-      >>> sorted(task.metrics(params, model_state, batch))
-      ['accuracy', 'loss']
+    Example:
+        >>> task = digits(MLP(features=[16]))
+        >>> params, model_state = task.init(jax.random.key(0))
+        >>> batch = Batch(task.data.train.x[:4], task.data.train.y[:4])
+        >>> task.loss(params, model_state, batch, jax.random.key(1))[0].shape
+        ()
+        >>> sorted(task.metrics(params, model_state, batch))
+        ['accuracy', 'loss']
     """
     if l2 < 0:
         raise UserError(f"l2={l2}: a penalty must be 0 or more.")

@@ -91,6 +91,13 @@ def test_A6_drop_says_what_it_drops():
     assert order.indices(0, 3)[1] is None
 
 
+def test_one_sample_is_singular():
+    order = Order(examples=1, workers=1, worker_batch=1)
+    assert order.describe() == "all 1 sample in every epoch (global_batch 1)"
+    with pytest.raises(UserError, match="more than the 1 training example: "):
+        Order(examples=1, workers=2, worker_batch=1)
+
+
 def test_A6_weight_gives_the_exact_mean_of_the_last_two_samples():
     order = Order(examples=10, workers=4, worker_batch=2, tail="weight")
     assert order.steps_per_epoch == 2 and order.dropped == 0

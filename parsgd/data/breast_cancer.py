@@ -13,13 +13,13 @@ def load_breast_cancer(*, test_fraction: float = 0.2, split_seed: int = 0) -> Da
     """Tumours, ``[N, 30] float32`` standardised per column, 2 classes.
 
     Args:
-      test_fraction: share of the rows held out; the default keeps 455 for training
-        and 114 for testing, by a permutation of all rows.
-      split_seed: of that permutation, independent of a run's seed.
+        test_fraction: Share of the rows held out; the default keeps 455 for training
+            and 114 for testing, by a permutation of all rows.
+        split_seed: Of that permutation, independent of a run's seed.
 
     References:
-      Wolberg et al, `Breast Cancer Wisconsin (Diagnostic)
-      <https://archive.ics.uci.edu/dataset/17>`_, 1995
+        Wolberg et al, `Breast Cancer Wisconsin (Diagnostic)
+        <https://archive.ics.uci.edu/dataset/17>`_, 1995
     """
     # Imported here: scikit-learn takes a second, which other tasks need not pay.
     from sklearn.datasets import load_breast_cancer as read

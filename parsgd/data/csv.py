@@ -8,6 +8,7 @@ import numpy as np
 from parsgd.data.dataset import Dataset
 from parsgd.data.rows import existing_file, from_arrays, split_rows
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 
 def load_csv(
@@ -22,17 +23,17 @@ def load_csv(
     """A table with a header line: numeric columns and one of labels.
 
     Args:
-      path: the file.
-      label: name of the label column, or its position (-1 is the last): whole numbers
-        or strings. All other columns are inputs.
-      separator: the character between columns.
-      test_fraction: share of the rows held out.
-      split_seed: of the permutation that chooses them.
-      standardize: shift and scale each column by the training split's statistics.
+        path: The file.
+        label: Name of the label column, or its position (-1 is the last): whole numbers
+            or strings. All other columns are inputs.
+        separator: The character between columns.
+        test_fraction: Share of the rows held out.
+        split_seed: Of the permutation that chooses them.
+        standardize: Shift and scale each column by the training split's statistics.
 
     Raises:
-      UserError: the file or the column is missing, or a column has missing, NaN or
-        non-numeric values.
+        UserError: The file or the column is missing, or a column has missing, NaN or
+            non-numeric values.
     """
     file = existing_file(path, "csv")
     # A changed file is another data set: its time is part of the cache's key.
@@ -79,7 +80,11 @@ def _table(
     names = table.columns
     if isinstance(label, int):
         if not -len(names) <= label < len(names):
-            raise UserError(f"csv: label={label}, but {file} has {len(names)} columns.")
+            columns = counted(len(names), "column")
+            raise UserError(
+                f"csv: label={label}, but {file} has {columns}: give a name, or a "
+                f"position from {-len(names)} to {len(names) - 1}."
+            )
         label = names[label]
     if label not in names:
         raise UserError(
@@ -100,9 +105,10 @@ def _table(
             bad = bad | ~column.is_finite().fill_null(True)
         if bad.any():
             raise UserError(
-                f"csv: column {name!r} of {file} has {bad.sum()} missing, NaN or "
-                f"infinite value(s), the first in row {bad.arg_max()} (of the data, "
-                "from 0): fill them or remove those rows."
+                f"csv: column {name!r} of {file} has "
+                f"{counted(int(bad.sum()), 'missing, NaN or infinite value')}, the "
+                f"first in row {bad.arg_max()} (of the data, from 0): fill them or "
+                "remove those rows."
             )
         if name != label and not (
             column.dtype.is_numeric() or column.dtype == pl.Boolean

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 
 class Split(NamedTuple):
     """Examples in their storage type, so that a data set stays small on the device.
 
     Attributes:
-      x: inputs, ``[N, ...]``; images stay ``uint8``.
-      y: class labels ``[N]`` (``int32``), or the next tokens ``[N, T]``.
+        x: Inputs, ``[N, ...]``; images stay ``uint8``.
+        y: Class labels ``[N]`` (``int32``), or the next tokens ``[N, T]``.
     """
 
     x: np.ndarray
@@ -26,12 +27,12 @@ class Dataset(NamedTuple):
     """Training and test examples with everything a model needs to read them.
 
     Attributes:
-      name: how tables and logs call it.
-      train: examples to learn from, a `Split`.
-      test: held-out examples, a `Split`.
-      classes: number of classes (for text the size of the vocabulary).
-      prepare: traced on the device once per batch, storage -> model input, for
-        example ``uint8`` pixels to standardised ``float32``.
+        name: How tables and logs call it.
+        train: Examples to learn from, a `Split`.
+        test: Held-out examples, a `Split`.
+        classes: Number of classes (for text the size of the vocabulary).
+        prepare: Traced on the device once per batch, storage -> model input, for
+            example ``uint8`` pixels to standardised ``float32``.
     """
 
     name: str
@@ -44,9 +45,9 @@ class Dataset(NamedTuple):
 class Standardize(NamedTuple):
     """``(x - mean) / std`` in float32; equal settings compare and hash equal.
 
-    Examples:
-      >>> Standardize(mean=127.5, std=127.5)(np.array([0, 255], np.uint8)).tolist()
-      [-1.0, 1.0]
+    Example:
+        >>> Standardize(mean=127.5, std=127.5)(np.array([0, 255], np.uint8)).tolist()
+        [-1.0, 1.0]
     """
 
     mean: float
@@ -71,19 +72,19 @@ def validate(data: Dataset) -> Dataset:
     """Returns ``data`` if it can be trained on.
 
     Args:
-      data: the data set to check.
+        data: The data set to check.
 
     Raises:
-      UserError: a split is empty, its ``x`` and ``y`` differ in length, the splits
-        differ in shape, a value is not finite, or a label is outside
-        ``0 .. classes - 1``.
+        UserError: A split is empty, its ``x`` and ``y`` differ in length, the splits
+            differ in shape, a value is not finite, or a label is outside
+            ``0 .. classes - 1``.
 
-    Examples:
-      >>> x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2], np.int32)
-      >>> toy = Dataset("toy", Split(x, y), Split(x, y), 2, as_floats)
-      >>> validate(toy)  # doctest: +ELLIPSIS
-      Traceback (most recent call last):
-      parsgd.errors.UserError: toy: training labels run from 0 to 2, but with 2 ...
+    Example:
+        >>> x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 2], np.int32)
+        >>> toy = Dataset("toy", Split(x, y), Split(x, y), 2, as_floats)
+        >>> validate(toy)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        parsgd.errors.UserError: toy: training labels run from 0 to 2, but with 2 ...
     """
     if data.classes < 2:
         raise UserError(
@@ -119,8 +120,9 @@ def check_finite(x: np.ndarray, where: str) -> None:
     bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
     if bad.any():
         raise UserError(
-            f"{where} has {int(bad.sum())} example(s) with NaN or an infinite value, "
-            f"the first is number {int(bad.argmax())} (from 0): remove or fill them."
+            f"{where} has {counted(int(bad.sum()), 'example')} with NaN or an infinite "
+            f"value, the first is number {int(bad.argmax())} (from 0): remove or fill "
+            "them."
         )
 
 
@@ -130,8 +132,8 @@ def _check_split(data: Dataset, split: Split, which: str) -> None:
         raise UserError(f"{data.name}: the {which} split is empty: give it examples.")
     if len(x) != len(y):
         raise UserError(
-            f"{data.name}: the {which} split has {len(x)} inputs but {len(y)} labels: "
-            "each example needs exactly one of each."
+            f"{data.name}: the {which} split has {counted(len(x), 'input')} but "
+            f"{counted(len(y), 'label')}: each example needs exactly one of each."
         )
     check_finite(x, f"{data.name}: the {which} split")
     if not np.issubdtype(y.dtype, np.integer):

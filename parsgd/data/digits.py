@@ -13,13 +13,13 @@ def load_digits(*, test_fraction: float = 0.2, split_seed: int = 0) -> Dataset:
     """Handwritten digits, ``[N, 8, 8, 1] uint8`` (values 0 to 16), 10 classes.
 
     Args:
-      test_fraction: share of the images held out; the default keeps 1,438 for
-        training and 359 for testing, by a permutation of all images.
-      split_seed: of that permutation, independent of a run's seed.
+        test_fraction: Share of the images held out; the default keeps 1,438 for
+            training and 359 for testing, by a permutation of all images.
+        split_seed: Of that permutation, independent of a run's seed.
 
     References:
-      Alpaydin, Kaynak, `Optical Recognition of Handwritten Digits
-      <https://archive.ics.uci.edu/dataset/80>`_, 1998
+        Alpaydin, Kaynak, `Optical Recognition of Handwritten Digits
+        <https://archive.ics.uci.edu/dataset/80>`_, 1998
     """
     # Imported here: scikit-learn takes a second, which other tasks need not pay.
     from sklearn.datasets import load_digits as read

@@ -39,14 +39,14 @@ def load_fashion_mnist(*, data_dir: str | Path | None = None) -> Dataset:
     ``fashion-mnist/``, compressed or not.
 
     Args:
-      data_dir: the one folder to read; nothing else is tried then.
+        data_dir: The one folder to read; nothing else is tried then.
 
     Raises:
-      UserError: the files are nowhere and cannot be downloaded, or are damaged.
+        UserError: The files are nowhere and cannot be downloaded, or are damaged.
 
     References:
-      Xiao et al, `Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
-      Learning Algorithms <https://arxiv.org/abs/1708.07747>`_, 2017
+        Xiao et al, `Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+        Learning Algorithms <https://arxiv.org/abs/1708.07747>`_, 2017
     """
     return _read(_folder(None if data_dir is None else Path(data_dir)))
 

@@ -24,18 +24,19 @@ def load_npz(
     """Arrays of a NumPy archive: inputs ``[N, ...]`` and labels ``[N]``.
 
     Args:
-      path: the ``.npz`` file.
-      x: key of the inputs.
-      y: key of the labels: whole numbers or strings.
-      x_test: key of the held-out inputs; None splits ``x`` and ``y`` instead.
-      y_test: key of the held-out labels, given exactly when ``x_test`` is.
-      test_fraction: share of the rows held out if there are no test keys.
-      split_seed: of the permutation that chooses them.
-      standardize: shift and scale by the training split's statistics: per column for
-        matrices, by one number each for images. ``uint8`` stays ``uint8`` in memory.
+        path: The ``.npz`` file.
+        x: Key of the inputs.
+        y: Key of the labels: whole numbers or strings.
+        x_test: Key of the held-out inputs; None splits ``x`` and ``y`` instead.
+        y_test: Key of the held-out labels, given exactly when ``x_test`` is.
+        test_fraction: Share of the rows held out if there are no test keys.
+        split_seed: Of the permutation that chooses them.
+        standardize: Shift and scale by the training split's statistics: per column for
+            matrices, by one number each for images. ``uint8`` stays ``uint8`` in
+            memory.
 
     Raises:
-      UserError: the file or a key is missing, or the arrays cannot be used.
+        UserError: The file or a key is missing, or the arrays cannot be used.
     """
     file = existing_file(path, "npz")
     if (x_test is None) != (y_test is None):

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 Tail = Literal["drop", "weight"]
 
@@ -35,24 +36,24 @@ class Order:
       mean over the ``n`` examples, and batch statistics still see real data.
 
     Attributes:
-      examples: N, the size of the training set.
-      workers: W, at least 1.
-      worker_batch: b, examples per worker and step, at least 1.
-      seed: non-negative; with the epoch it determines the permutation.
-      tail: ``"drop"`` or ``"weight"``.
+        examples: N, the size of the training set.
+        workers: W, at least 1.
+        worker_batch: b, examples per worker and step, at least 1.
+        seed: Non-negative; with the epoch it determines the permutation.
+        tail: ``"drop"`` or ``"weight"``.
 
     Raises:
-      UserError: a size is below 1, or the global batch exceeds the data.
+        UserError: A size is below 1, or the global batch exceeds the data.
 
-    Examples:
-      >>> order = Order(examples=10, workers=2, worker_batch=2)
-      >>> order.steps_per_epoch, order.dropped
-      (2, 2)
-      >>> order.describe()
-      '2 of 10 samples dropped per epoch (global_batch 4)'
-      >>> index, weight = order.indices(start=0, count=4)  # two epochs
-      >>> index.shape, weight is None
-      ((4, 2, 2), True)
+    Example:
+        >>> order = Order(examples=10, workers=2, worker_batch=2)
+        >>> order.steps_per_epoch, order.dropped
+        (2, 2)
+        >>> order.describe()
+        '2 of 10 samples dropped per epoch (global_batch 4)'
+        >>> index, weight = order.indices(start=0, count=4)  # two epochs
+        >>> index.shape, weight is None
+        ((4, 2, 2), True)
     """
 
     examples: int
@@ -72,8 +73,8 @@ class Order:
         if self.global_batch > self.examples:
             raise UserError(
                 f"workers={self.workers} x worker_batch={self.worker_batch} is a "
-                f"global_batch of {self.global_batch}, more than the {self.examples} "
-                f"training examples: {_advice(self)}."
+                f"global_batch of {self.global_batch}, more than the "
+                f"{counted(self.examples, 'training example')}: {_advice(self)}."
             )
 
     @classmethod
@@ -89,17 +90,17 @@ class Order:
         """The order that shares ``global_batch`` equally among the workers.
 
         Raises:
-          UserError: ``global_batch`` is not a positive multiple of ``workers``; the
-            message names the nearest valid values.
+            UserError: ``global_batch`` is not a positive multiple of ``workers``; the
+                message names the nearest valid values.
 
-        Examples:
-          >>> order = Order.of_global_batch(examples=64, workers=4, global_batch=8)
-          >>> order.worker_batch
-          2
-          >>> Order.of_global_batch(examples=64, workers=4, global_batch=10)
-          ... # doctest: +ELLIPSIS
-          Traceback (most recent call last):
-          parsgd.errors.UserError: global_batch=10 cannot be shared equally by ...
+        Example:
+            >>> order = Order.of_global_batch(examples=64, workers=4, global_batch=8)
+            >>> order.worker_batch
+            2
+            >>> Order.of_global_batch(examples=64, workers=4, global_batch=10)
+            ... # doctest: +ELLIPSIS
+            Traceback (most recent call last):
+            parsgd.errors.UserError: global_batch=10 cannot be shared equally by ...
         """
         if workers < 1 or global_batch < 1:
             raise UserError(
@@ -143,28 +144,26 @@ class Order:
     def describe(self) -> str:
         """One line for the start of a run: what happens to the last partial batch."""
         batch, rest = self.global_batch, self.examples % self.global_batch
+        samples = counted(self.examples, "sample")
         if rest == 0:
-            return f"all {self.examples} samples in every epoch (global_batch {batch})"
+            return f"all {samples} in every epoch (global_batch {batch})"
         if self.tail == "drop":
-            return (
-                f"{rest} of {self.examples} samples dropped per epoch "
-                f"(global_batch {batch})"
-            )
+            return f"{rest} of {samples} dropped per epoch (global_batch {batch})"
         return (
-            f"all {self.examples} samples in every epoch; its last batch holds "
-            f"{rest} of {batch}, weighted exactly (global_batch {batch})"
+            f"all {samples} in every epoch; its last batch holds {rest} of {batch}, "
+            f"weighted exactly (global_batch {batch})"
         )
 
     def indices(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The examples of steps ``start .. start + count - 1``, over any epochs.
 
         Args:
-          start: first optimizer step, counted from the beginning of the run.
-          count: number of steps.
+            start: First optimizer step, counted from the beginning of the run.
+            count: Number of steps.
 
         Returns:
-          ``index [count, W, b] int32`` into the training split, and
-          ``weight [count, W, b] float32``, or None when no slot is ever padded.
+            ``index [count, W, b] int32`` into the training split, and
+            ``weight [count, W, b] float32``, or None when no slot is ever padded.
         """
         if start < 0 or count < 0:
             raise UserError(f"start={start}, count={count}: both must be 0 or more.")
@@ -219,7 +218,7 @@ def _advice(order: Order) -> str:
         return f"use at most workers={fewer}{smaller}"
     advice = (
         f"use worker_batch={order.examples // order.workers} or less with "
-        f"{order.workers} workers"
+        f"{counted(order.workers, 'worker')}"
     )
     if order.worker_batch <= order.examples:
         advice += f", or at most workers={fewer}"

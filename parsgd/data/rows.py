@@ -6,6 +6,7 @@ import numpy as np
 
 from parsgd.data.dataset import Dataset, Split, Standardize, as_floats, shared
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 
 def from_arrays(
@@ -24,13 +25,13 @@ def from_arrays(
     mean and standard deviation. All statistics come from the training split alone.
 
     Args:
-      name: for messages, tables and logs.
-      train: finite inputs ``[N, ...]`` and labels ``[N]``.
-      test: the same for the held-out examples.
-      standardize: False leaves the values as they are (as ``float32``).
+        name: For messages, tables and logs.
+        train: Finite inputs ``[N, ...]`` and labels ``[N]``.
+        test: The same for the held-out examples.
+        standardize: False leaves the values as they are (as ``float32``).
 
     Raises:
-      UserError: as `parsgd.data.validate`, or if the labels cannot be class ids.
+        UserError: As `parsgd.data.validate`, or if the labels cannot be class ids.
     """
     values, (y_train, y_test) = _class_ids(name, train[1], test[1])
     x_train, x_test = train[0], test[0]
@@ -75,25 +76,26 @@ def split_rows(
     """Training and test rows by one seeded permutation, in that order.
 
     Args:
-      x: inputs ``[N, ...]``.
-      y: labels ``[N]``.
-      test_fraction: share of the rows held out, in (0, 1), rounded to whole rows.
-      seed: of the permutation; the same seed gives the same split on every run.
-      name: for the message.
+        x: Inputs ``[N, ...]``.
+        y: Labels ``[N]``.
+        test_fraction: Share of the rows held out, in (0, 1), rounded to whole rows.
+        seed: Of the permutation; the same seed gives the same split on every run.
+        name: For the message.
 
     Raises:
-      UserError: the lengths differ, or the fraction leaves one of the splits empty.
+        UserError: The lengths differ, or the fraction leaves one of the splits empty.
     """
     if len(x) != len(y):
         raise UserError(
-            f"{name}: there are {len(x)} inputs but {len(y)} labels: each example "
-            "needs exactly one of each."
+            f"{name}: {counted(len(x), 'input')} but {counted(len(y), 'label')}: each "
+            "example needs exactly one of each."
         )
     held_out = round(len(x) * test_fraction)
     if not 0 < test_fraction < 1 or not 0 < held_out < len(x):
         raise UserError(
-            f"{name}: test_fraction={test_fraction} of {len(x)} examples leaves one of "
-            "the two splits empty: choose a value between 0 and 1, for example 0.2."
+            f"{name}: test_fraction={test_fraction} of {counted(len(x), 'example')} "
+            "leaves one of the two splits empty: choose a value between 0 and 1, for "
+            "example 0.2."
         )
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[held_out:], order[:held_out]

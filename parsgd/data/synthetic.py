@@ -29,23 +29,23 @@ def make_synthetic(
       network with one hidden layer of 64 tanh units.
 
     Args:
-      examples: size of the training split.
-      test_examples: size of the test split, from the same rule.
-      features: inputs per example.
-      classes: number of labels, at least 2.
-      kind: ``"clusters"`` or ``"teacher"``.
-      separation: distance of the cluster centers in standard deviations of a
-        cluster; 0 makes them one. Not used by a teacher.
-      label_noise: share of the training labels replaced by random ones, in [0, 1].
-      data_seed: of everything here, independent of a run's seed.
+        examples: Size of the training split.
+        test_examples: Size of the test split, from the same rule.
+        features: Inputs per example.
+        classes: Number of labels, at least 2.
+        kind: ``"clusters"`` or ``"teacher"``.
+        separation: Distance of the cluster centers in standard deviations of a
+            cluster; 0 makes them one. Not used by a teacher.
+        label_noise: Share of the training labels replaced by random ones, in [0, 1].
+        data_seed: Of everything here, independent of a run's seed.
 
     Raises:
-      UserError: a size too small, an unknown kind, or a value out of its range.
+        UserError: A size too small, an unknown kind, or a value out of its range.
 
-    Examples:
-      >>> data = make_synthetic(examples=100, features=5, classes=3)
-      >>> data.train.x.shape, data.classes
-      ((100, 5), 3)
+    Example:
+        >>> data = make_synthetic(examples=100, features=5, classes=3)
+        >>> data.train.x.shape, data.classes
+        ((100, 5), 3)
     """
     sizes = {"examples": examples, "test_examples": test_examples, "features": features}
     for key, size in sizes.items():

@@ -8,6 +8,7 @@ import numpy as np
 from parsgd.data.dataset import Dataset, Split, as_tokens, shared
 from parsgd.data.rows import existing_file
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 
 def load_text(
@@ -22,15 +23,15 @@ def load_text(
     is in the training split. Windows follow each other without overlap.
 
     Args:
-      path: a UTF-8 file; default, the English prose of Python's own language
-        reference as it ships in ``pydoc_data.topics`` (its length depends on the
-        version of Python).
-      context: T, bytes per window.
-      test_fraction: share of the text held out, in (0, 1).
+        path: A UTF-8 file; default, the English prose of Python's own language
+            reference as it ships in ``pydoc_data.topics`` (its length depends on the
+            version of Python).
+        context: T, bytes per window.
+        test_fraction: Share of the text held out, in (0, 1).
 
     Raises:
-      UserError: the file is missing, not UTF-8, or too short for one window in each
-        split; or an argument is out of range.
+        UserError: The file is missing, not UTF-8, or too short for one window in each
+            split; or an argument is out of range.
     """
     if context < 1 or not 0 < test_fraction < 1:
         raise UserError(
@@ -62,9 +63,10 @@ def _windows(
     train, test = _split(tokens[:cut], context), _split(tokens[cut:], context)
     if len(train.x) == 0 or len(test.x) == 0:
         raise UserError(
-            f"text: {path or 'the default corpus'} has {len(tokens)} bytes, too few "
-            f"for one window of context={context} in each split with "
-            f"test_fraction={test_fraction}: use a smaller context or a longer text."
+            f"text: {path or 'the default corpus'} has "
+            f"{counted(len(tokens), 'byte')}, too few for one window of "
+            f"context={context} in each split with test_fraction={test_fraction}: use "
+            "a smaller context or a longer text."
         )
     name = "text" if path is None else path.stem
     return shared(Dataset(name, train, test, 256, as_tokens))

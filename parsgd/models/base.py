@@ -13,59 +13,58 @@ import jax
 from flax import linen as nn
 
 from parsgd.errors import UserError
-
-Params = Any
-ModelState = Any
+from parsgd.gradient import Params, State
 
 
 class Model(NamedTuple):
     """A model as two pure functions; both trace, vmap and scan.
 
     Attributes:
-      init: ``(key, x) -> (params, model_state)`` with ``x`` a batch of model inputs
-        ``[b, ...]``. ``params`` is what the optimizer moves; ``model_state`` holds
-        everything else that changes in training (batch statistics), ``{}`` if nothing.
-      apply: ``(params, model_state, x, *, key, train) -> (logits, model_state)``.
-        ``train`` is a Python bool: dropout on and batch statistics of this batch, or
-        off and running statistics. ``key`` may be None when ``train`` is False.
+        init: ``(key, x) -> (params, model_state)`` with ``x`` a batch of model inputs
+            ``[b, ...]``. ``params`` is what the optimizer moves; ``model_state`` holds
+            everything else that changes in training (batch statistics), ``{}`` if
+            nothing.
+        apply: ``(params, model_state, x, *, key, train) -> (logits, model_state)``.
+            ``train`` is a Python bool: dropout on and batch statistics of this batch,
+            or off and running statistics. ``key`` may be None when ``train`` is False.
     """
 
-    init: Callable[[jax.Array, jax.Array], tuple[Params, ModelState]]
-    apply: Callable[..., tuple[jax.Array, ModelState]]
+    init: Callable[[jax.Array, jax.Array], tuple[Params, State]]
+    apply: Callable[..., tuple[jax.Array, State]]
 
 
 def as_model(module: Any) -> Model:
     """The `Model` of whatever describes one.
 
     Args:
-      module: one of
+        module: One of
 
-        - a flax **linen** module, as an instance: ``Net(features=32)``. Every
-          collection other than ``params`` is model state. A keyword ``train``,
-          ``training``, ``is_training`` or ``deterministic`` of its ``__call__`` is
-          set by the mode.
-        - a flax **nnx** class, or any callable that takes ``nnx.Rngs`` and returns a
-          module: ``Net``, ``lambda rngs: Net(32, rngs=rngs)``, or
-          ``functools.partial(Net, 32)``. ``nnx.Param`` variables are the parameters;
-          every other variable but the random streams is model state. ``train()`` and
-          ``eval()`` set the mode.
-        - a **pair** ``(init, apply)`` of pure functions without model state:
-          ``init(key, x) -> params`` and ``apply(params, x) -> logits``, where ``apply``
-          may also have keywords ``key`` and ``train``.
-        - a `Model`, returned as it is.
+            - a flax **linen** module, as an instance: ``Net(features=32)``. Every
+              collection other than ``params`` is model state. A keyword ``train``,
+              ``training``, ``is_training`` or ``deterministic`` of its ``__call__`` is
+              set by the mode.
+            - a flax **nnx** class, or any callable that takes ``nnx.Rngs`` and returns
+              a module: ``Net``, ``lambda rngs: Net(32, rngs=rngs)``, or
+              ``functools.partial(Net, 32)``. ``nnx.Param`` variables are the
+              parameters; every other variable but the random streams is model state.
+              ``train()`` and ``eval()`` set the mode.
+            - a **pair** ``(init, apply)`` of pure functions without model state:
+              ``init(key, x) -> params`` and ``apply(params, x) -> logits``, where
+              ``apply`` may also have keywords ``key`` and ``train``.
+            - a `Model`, returned as it is.
 
     Raises:
-      UserError: ``module`` is none of these.
+        UserError: ``module`` is none of these.
 
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> model = as_model((lambda key, x: {"w": jnp.ones((x.shape[1], 2))},
-      ...                   lambda params, x: x @ params["w"]))
-      >>> x = jnp.ones((1, 3))
-      >>> params, state = model.init(jax.random.key(0), x)
-      >>> logits, _ = model.apply(params, state, x, key=None, train=False)
-      >>> logits.tolist()
-      [[3.0, 3.0]]
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model = as_model((lambda key, x: {"w": jnp.ones((x.shape[1], 2))},
+        ...                   lambda params, x: x @ params["w"]))
+        >>> x = jnp.ones((1, 3))
+        >>> params, state = model.init(jax.random.key(0), x)
+        >>> logits, _ = model.apply(params, state, x, key=None, train=False)
+        >>> logits.tolist()
+        [[3.0, 3.0]]
     """
     from parsgd.models.linen import linen_model
     from parsgd.models.nnx import is_nnx_module, nnx_model

@@ -10,8 +10,8 @@ class Classifier(nn.Module, kw_only=True):
     """A linen module whose number of outputs may be left to the task.
 
     Attributes:
-      classes: number of logits per example; None is replaced by the data set's
-        number of classes when the task is put together.
+        classes: Number of logits per example; None is replaced by the data set's
+            number of classes when the task is put together.
     """
 
     classes: int | None = None

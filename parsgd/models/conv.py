@@ -33,15 +33,15 @@ def patches(
     in the gradient.
 
     Args:
-      x: images ``[b, H, W, C]``.
-      kernel_size: ``(kh, kw)``.
-      strides: steps of the window, ``(sh, sw)``.
-      padding: zeros added ``((top, bottom), (left, right))``.
+        x: Images ``[b, H, W, C]``.
+        kernel_size: ``(kh, kw)``.
+        strides: Steps of the window, ``(sh, sw)``.
+        padding: Zeros added ``((top, bottom), (left, right))``.
 
-    Examples:
-      >>> x = jnp.arange(9.0).reshape(1, 3, 3, 1)
-      >>> patches(x, (2, 2), (1, 1), ((0, 0), (0, 0)))[0, 1, 1].tolist()
-      [4.0, 5.0, 7.0, 8.0]
+    Example:
+        >>> x = jnp.arange(9.0).reshape(1, 3, 3, 1)
+        >>> patches(x, (2, 2), (1, 1), ((0, 0), (0, 0)))[0, 1, 1].tolist()
+        [4.0, 5.0, 7.0, 8.0]
     """
     (kh, kw), (sh, sw) = kernel_size, strides
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
@@ -56,21 +56,21 @@ class PatchConv(nn.Module):
     """A 2-D convolution equal to ``flax.linen.Conv``, in parameters and in result.
 
     Attributes:
-      features: F, output channels.
-      kernel_size: ``(kh, kw)``, or one size for both.
-      strides: of the window, a pair or one for both.
-      padding: ``"SAME"``, ``"VALID"``, zeros on every side, or
-        ``((top, bottom), (left, right))``.
-      use_bias: whether a bias is added.
+        features: F, output channels.
+        kernel_size: ``(kh, kw)``, or one size for both.
+        strides: Of the window, a pair or one for both.
+        padding: ``"SAME"``, ``"VALID"``, zeros on every side, or
+            ``((top, bottom), (left, right))``.
+        use_bias: Whether a bias is added.
 
     Raises:
-      UserError: a size below 1, an unknown padding, or a window larger than the
-        padded image.
+        UserError: A size below 1, an unknown padding, or a window larger than the
+            padded image.
 
-    Examples:
-      >>> conv = PatchConv(features=8, kernel_size=3, strides=2)
-      >>> conv.init_with_output(jax.random.key(0), jnp.ones((4, 9, 9, 3)))[0].shape
-      (4, 5, 5, 8)
+    Example:
+        >>> conv = PatchConv(features=8, kernel_size=3, strides=2)
+        >>> conv.init_with_output(jax.random.key(0), jnp.ones((4, 9, 9, 3)))[0].shape
+        (4, 5, 5, 8)
     """
 
     features: int
@@ -118,9 +118,9 @@ class PlaneConv(nn.Module):
     the built-in `CNN` the layout costs nothing.
 
     Attributes:
-      features: F, output channels.
-      kernel_size: of both sides.
-      use_bias: whether a bias is added.
+        features: F, output channels.
+        kernel_size: Of both sides.
+        use_bias: Whether a bias is added.
     """
 
     features: int
@@ -165,24 +165,24 @@ class CNN(Classifier, kw_only=True):
     """Convolution, max-pooling and ReLU per stage, then dense layers: a small LeNet.
 
     Attributes:
-      features: channels of each stage; every stage halves the image.
-      kernel_size: of all convolutions.
-      dense: widths of the hidden layers after them.
-      batch_norm: normalise after each convolution, by the worker's own batch in
-        training and by its running statistics (decay 0.9) in evaluation.
-      dropout: rate after every dense hidden layer, in [0, 1).
-      classes: number of logits; None takes the data set's number of classes.
+        features: Channels of each stage; every stage halves the image.
+        kernel_size: Of all convolutions.
+        dense: Widths of the hidden layers after them.
+        batch_norm: Normalise after each convolution, by the worker's own batch in
+            training and by its running statistics (decay 0.9) in evaluation.
+        dropout: Rate after every dense hidden layer, in [0, 1).
+        classes: Number of logits; None takes the data set's number of classes.
 
     Raises:
-      UserError: a size below 1, a rate outside [0, 1), or inputs that are no images
-        or too small for this many stages.
+        UserError: A size below 1, a rate outside [0, 1), or inputs that are no images
+            or too small for this many stages.
 
-    Examples:
-      >>> net = CNN(features=[8, 16], batch_norm=True, classes=10)
-      >>> images = jnp.ones((4, 28, 28, 1))
-      >>> variables = jax.eval_shape(net.init, jax.random.key(0), images)
-      >>> sorted(variables)
-      ['batch_stats', 'params']
+    Example:
+        >>> net = CNN(features=[8, 16], batch_norm=True, classes=10)
+        >>> images = jnp.ones((4, 28, 28, 1))
+        >>> variables = jax.eval_shape(net.init, jax.random.key(0), images)
+        >>> sorted(variables)
+        ['batch_stats', 'params']
     """
 
     features: Sequence[int] = (8, 16)

@@ -19,27 +19,27 @@ class GPT(Classifier, kw_only=True):
     The sequence length is that of the input of `init`; the vocabulary is ``classes``.
 
     Attributes:
-      width: D, size of the residual stream; a multiple of ``heads``.
-      layers: number of blocks.
-      heads: attention heads of ``d = width / heads`` each.
-      dropout: rate on the embedding and on each branch of a block, in [0, 1).
-      classes: size of the vocabulary; None takes the data set's.
+        width: D, size of the residual stream; a multiple of ``heads``.
+        layers: Number of blocks.
+        heads: Attention heads of ``d = width / heads`` each.
+        dropout: Rate on the embedding and on each branch of a block, in [0, 1).
+        classes: Size of the vocabulary; None takes the data set's.
 
     Raises:
-      UserError: a size below 1, a width that the heads do not divide, or a rate
-        outside [0, 1).
+        UserError: A size below 1, a width that the heads do not divide, or a rate
+            outside [0, 1).
 
     References:
-      Radford et al, `Language Models are Unsupervised Multitask Learners
-      <https://cdn.openai.com/better-language-models/
-      language_models_are_unsupervised_multitask_learners.pdf>`_, 2019
+        Radford et al, `Language Models are Unsupervised Multitask Learners
+        <https://cdn.openai.com/better-language-models/
+        language_models_are_unsupervised_multitask_learners.pdf>`_, 2019
 
-    Examples:
-      >>> net = GPT(width=16, layers=1, heads=2, classes=256)
-      >>> tokens = jnp.zeros((2, 8), jnp.int32)
-      >>> logits, _ = jax.eval_shape(net.init_with_output, jax.random.key(0), tokens)
-      >>> logits.shape
-      (2, 8, 256)
+    Example:
+        >>> net = GPT(width=16, layers=1, heads=2, classes=256)
+        >>> tokens = jnp.zeros((2, 8), jnp.int32)
+        >>> logits, _ = jax.eval_shape(net.init_with_output, jax.random.key(0), tokens)
+        >>> logits.shape
+        (2, 8, 256)
     """
 
     width: int = 64

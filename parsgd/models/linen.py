@@ -12,8 +12,8 @@ def linen_model(module: nn.Module) -> Model:
     """The pure functions of a linen module; see `parsgd.models.as_model`.
 
     Args:
-      module: an unbound instance. All its random streams (``dropout`` and any other)
-        derive from the key of the call.
+        module: An unbound instance. All its random streams (``dropout`` and any other)
+            derive from the key of the call.
     """
     call = type(module).__call__
 

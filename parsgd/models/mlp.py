@@ -14,7 +14,7 @@ class LogisticRegression(Classifier, kw_only=True):
     Starts from zero, so every seed has the same starting point.
 
     Attributes:
-      classes: number of logits; None takes the data set's number of classes.
+        classes: Number of logits; None takes the data set's number of classes.
     """
 
     @nn.compact
@@ -29,19 +29,19 @@ class MLP(Classifier, kw_only=True):
     """Dense layers with ReLU and dropout, then one linear layer of logits.
 
     Attributes:
-      features: widths of the hidden layers; an empty list is a linear model.
-      dropout: rate after every hidden layer, in [0, 1), drawn in training only.
-      output_bias: whether the last layer has a bias.
-      classes: number of logits; None takes the data set's number of classes.
+        features: Widths of the hidden layers; an empty list is a linear model.
+        dropout: Rate after every hidden layer, in [0, 1), drawn in training only.
+        output_bias: Whether the last layer has a bias.
+        classes: Number of logits; None takes the data set's number of classes.
 
     Raises:
-      UserError: a width below 1 or a rate outside [0, 1).
+        UserError: A width below 1 or a rate outside [0, 1).
 
-    Examples:
-      >>> import jax.numpy as jnp
-      >>> net = MLP(features=[32], classes=10)
-      >>> net.init_with_output(jax.random.key(0), jnp.ones((4, 8, 8, 1)))[0].shape
-      (4, 10)
+    Example:
+        >>> import jax.numpy as jnp
+        >>> net = MLP(features=[32], classes=10)
+        >>> net.init_with_output(jax.random.key(0), jnp.ones((4, 8, 8, 1)))[0].shape
+        (4, 10)
     """
 
     features: Sequence[int] = (64,)
@@ -74,7 +74,7 @@ def mlp_258k(classes: int | None = None) -> MLP:
     that shape. On 28 x 28 images with 10 classes the same layers have 242,752.
 
     Args:
-      classes: number of logits; None takes the data set's number of classes.
+        classes: Number of logits; None takes the data set's number of classes.
     """
     return MLP(features=(256, 128, 64), dropout=0.2, output_bias=False, classes=classes)
 
@@ -88,7 +88,7 @@ def mlp_6_9m(classes: int | None = None) -> MLP:
     the same layers have 2,774,784.
 
     Args:
-      classes: number of logits; None takes the data set's number of classes.
+        classes: Number of logits; None takes the data set's number of classes.
     """
     return MLP(
         features=(1024, 1024, 512, 512, 256),

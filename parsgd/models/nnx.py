@@ -26,8 +26,8 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
     uninterrupted one would.
 
     Args:
-      factory: takes ``nnx.Rngs`` (as ``rngs=`` if it has such an argument) and returns
-        the module.
+        factory: Takes ``nnx.Rngs`` (as ``rngs=`` if it has such an argument) and
+            returns the module.
     """
 
     def build(key):

@@ -1,0 +1,134 @@
+"""Users' own files: what .npz and CSV files become, and what bad ones are told."""
+
+import time
+
+import numpy as np
+import pytest
+
+from parsgd.data import load_csv, load_npz
+from parsgd.errors import UserError
+
+
+def test_npz_keeps_bytes_and_standardises_columns(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(50, 4, 4, 1), dtype=np.uint8)
+    table = rng.normal(7, 3, size=(50, 3))
+    table[:, 2] = 5.0
+    labels = np.array(["cat", "dog"])[np.arange(50) % 2]
+    np.savez(tmp_path / "a.npz", images=images, table=table, kind=labels, y=labels)
+    data = load_npz(tmp_path / "a.npz", x="images", y="kind")
+    assert data.train.x.dtype == np.uint8 and len(data.train.x) == 40
+    prepared = np.asarray(data.prepare(data.train.x))
+    assert abs(prepared.mean()) < 1e-3 and abs(prepared.std() - 1) < 1e-3
+    data = load_npz(tmp_path / "a.npz", x="table")
+    assert data.train.x.dtype == np.float32 and data.classes == 2
+    np.testing.assert_allclose(data.train.x.std(axis=0), [1, 1, 0], atol=1e-4)
+    raw = load_npz(tmp_path / "a.npz", x="table", standardize=False)
+    assert set(raw.train.x[:, 2]) == {5.0}
+
+
+def test_npz_with_its_own_test_arrays_and_labels_of_any_numbers(tmp_path):
+    x = np.eye(6, 2)
+    np.savez(
+        tmp_path / "b.npz",
+        **{"x": x, "y": [5, 7, 9, 5, 7, 9], "xt": x[:2], "yt": [9.0, 5.0]},
+    )
+    data = load_npz(tmp_path / "b.npz", x_test="xt", y_test="yt", standardize=False)
+    np.testing.assert_array_equal(data.train.y, [0, 1, 2, 0, 1, 2])
+    np.testing.assert_array_equal(data.test.y, [2, 0])
+    np.testing.assert_array_equal(data.train.x, x)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    file = tmp_path / "c.npz"
+    np.savez(file, x=np.zeros((10, 2)), y=np.arange(10) % 2)
+    first = load_npz(file)
+    assert load_npz(file) is first
+    time.sleep(0.02)
+    np.savez(file, x=np.ones((20, 2)), y=np.arange(20) % 2)
+    assert len(load_npz(file).train.x) == 16
+
+
+@pytest.mark.parametrize(
+    ("arrays", "arguments", "message"),
+    [
+        (
+            {"x": np.ones((4, 2)), "y": np.arange(4)},
+            {"y": "label"},
+            "'label'; it has x, y",
+        ),
+        ({"x": np.ones((4, 2)), "y": np.arange(3)}, {}, "4 inputs but 3 labels"),
+        ({"x": np.array([["a"]] * 4), "y": np.arange(4)}, {}, "must be real numbers"),
+        ({"x": np.ones(4), "y": np.arange(4)}, {}, "one row per example"),
+        ({"x": np.full((9, 2), np.nan), "y": np.arange(9)}, {}, "NaN"),
+        ({"x": np.ones((4, 2)), "y": [0.5, 1, 2, 3]}, {}, "0.5 are not whole"),
+        ({"x": np.ones((4, 2)), "y": [np.nan, 1, 2, 3]}, {}, "labels are NaN"),
+        ({"x": np.ones((4, 2)), "y": np.ones((4, 2))}, {}, "one class per example"),
+        ({"x": np.ones((4, 2)), "y": np.array([{}] * 4)}, {}, "holds Python objects"),
+        ({"x": np.ones((4, 2)), "y": np.arange(4)}, {"x_test": "x"}, "both x_test"),
+    ],
+)
+def test_npz_says_what_is_wrong(tmp_path, arrays, arguments, message):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        load_npz(tmp_path / "bad.npz", **arguments)
+
+
+def test_npz_standardises_in_double_precision(tmp_path):
+    dates = 1.7e9 + np.arange(40.0).reshape(40, 1)
+    np.savez(tmp_path / "dates.npz", x=dates, y=np.arange(40) % 2)
+    data = load_npz(tmp_path / "dates.npz")
+    assert len(np.unique(data.train.x)) == 32
+    np.testing.assert_allclose(data.train.x.std(), 1, rtol=1e-5)
+
+
+def test_npz_that_is_none(tmp_path):
+    with pytest.raises(UserError, match=r"npz: there is no file"):
+        load_npz(tmp_path / "none.npz")
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(UserError, match="no NumPy archive"):
+        load_npz(tmp_path / "text.npz")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    with pytest.raises(UserError, match="one array without keys"):
+        load_npz(tmp_path / "one.npy")
+
+
+def table(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    return tmp_path / "t.csv"
+
+
+def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
+    rows = "".join(f"{i},{'yes' if i % 3 else 'no'},{i * i}.5\n" for i in range(30))
+    file = table(tmp_path, "a,answer,b\n" + rows)
+    data = load_csv(file, label="answer", standardize=False)
+    assert data.train.x.shape == (24, 2) and data.train.x.dtype == np.float32
+    x, y = (np.concatenate(parts) for parts in zip(data.train, data.test, strict=True))
+    np.testing.assert_array_equal(x[:, 1], x[:, 0] ** 2 + 0.5)
+    np.testing.assert_array_equal(y, (x[:, 0] % 3 != 0).astype(np.int32))
+    same = load_csv(file, label=1, standardize=False)
+    np.testing.assert_array_equal(same.train.x, data.train.x)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("a,b\n1,0\n2,1\n", {"label": "c"}, "no column 'c'; it has a, b"),
+        ("a,b\n1,0\n2,1\n", {"label": 2}, "has 2 columns.* from -2 to 1"),
+        ("a;b\n1;0\n2;1\n", {}, "set separator"),
+        ("a,b\n1,0\nword,1\n", {}, "'a' .* is not numeric, for example 'word'"),
+        ("a,b\n1,0\n,1\n", {}, "'a' .* 1 missing, NaN or infinite value, .* 1 "),
+        (
+            "a,b\n1.0,0\nNaN,1\n",
+            {},
+            "'a' .* 1 missing, NaN or infinite value, .* 1 ",
+        ),
+        ("a,b\n1,0\n2,\n", {}, "'b' .* missing"),
+        ("", {}, "cannot be read as a table"),
+        ("a,b\n", {}, "no rows below"),
+        ("a,b\n,0\n,1\n", {}, "2 missing, NaN or infinite values, "),
+    ],
+)
+def test_csv_says_what_is_wrong(tmp_path, text, arguments, message):
+    with pytest.raises(UserError, match=message):
+        load_csv(table(tmp_path, text), **arguments)
