@@ -35,12 +35,12 @@ def build(
     """Read the jobs under ``dirs`` and write table, figures and page.
 
     Args:
-        dirs: folders of jobs or of sweeps; they are searched to the bottom.
-        out: where to write; by default a folder ``report`` in the first of ``dirs``.
-        target: test accuracy to race to, in (0, 1]; see `parsgd.results.targets`.
+        dirs: Folders of jobs or of sweeps; they are searched to the bottom.
+        out: Where to write; by default a folder ``report`` in the first of ``dirs``.
+        target: Test accuracy to race to, in (0, 1]; see `parsgd.results.targets`.
 
     Raises:
-        UserError: no jobs, files of another kind, an impossible target, or a folder
+        UserError: No jobs, files of another kind, an impossible target, or a folder
             that cannot be written.
     """
     # Drawing libraries take a second to import: only those who draw pay.

@@ -154,7 +154,7 @@ def curves_of(entries: Sequence[Entry]) -> list[Entry]:
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Indices of the points that no other beats in both: less x and more y.
 
-    Examples:
+    Example:
         >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)])
         [0, 2]
     """

@@ -17,7 +17,7 @@ def versions() -> dict[str, str | None]:
 
     They are read from package metadata, so nothing is imported and no backend starts.
 
-    Examples:
+    Example:
         >>> sorted(versions())
         ['flax', 'jax', 'numpy', 'optax', 'parsgd', 'python']
     """
@@ -29,10 +29,10 @@ def machine(devices: Iterable[object] = ()) -> dict[str, Any]:
     """The machine in words: processor, usable cores, memory, platform, devices.
 
     Args:
-        devices: the devices that the job used, for example ``jax.devices()``. They are
+        devices: The devices that the job used, for example ``jax.devices()``. They are
             passed in because asking jax for them here would start a backend.
 
-    Examples:
+    Example:
         >>> machine(devices=["cpu:0"])["devices"]
         ['cpu:0']
     """

@@ -57,7 +57,7 @@ def readable(table: pl.DataFrame) -> pl.DataFrame:
     reason) are left out.
 
     Args:
-        table: as `table` returns it.
+        table: As `table` returns it.
     """
     return pl.DataFrame(
         [
@@ -77,7 +77,7 @@ def texts(table: pl.DataFrame, name: str) -> list[str]:
 def number(value: float | None, digits: int = 3) -> str:
     """A number for reading: few digits, thousands grouped, no exponent where avoidable.
 
-    Examples:
+    Example:
         >>> number(12345.6), number(0.01234), number(3.0), number(2e-7), number(1e30)
         ('12,346', '0.0123', '3', '2e-07', '1e+30')
         >>> number(None)
@@ -93,7 +93,7 @@ def number(value: float | None, digits: int = 3) -> str:
 def size(value: float | None) -> str:
     """Bytes for reading, in powers of 1000.
 
-    Examples:
+    Example:
         >>> size(0), size(1500), size(2_340_000), size(None)
         ('0 B', '1.5 kB', '2.34 MB', '-')
     """
@@ -109,7 +109,7 @@ def size(value: float | None) -> str:
 def plus_minus(mean: float | None, sem: float | None, digits: int = 4) -> str:
     """A mean with its standard error, where there is one.
 
-    Examples:
+    Example:
         >>> plus_minus(0.97, 0.001), plus_minus(0.97, None), plus_minus(None, None)
         ('0.9700 ± 0.0010', '0.9700', '-')
     """

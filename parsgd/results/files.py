@@ -40,11 +40,11 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
     """Start a job in ``folder``: write its config, remove what an older try left.
 
     Args:
-        folder: the job's own folder; it is made when missing.
-        config: the resolved configuration as plain dicts, lists and scalars.
+        folder: The job's own folder; it is made when missing.
+        config: The resolved configuration as plain dicts, lists and scalars.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: The folder cannot be written.
     """
     folder = Path(folder)
     try:
@@ -64,7 +64,7 @@ def append(folder: str | Path, line: Mapping[str, Any]) -> None:
     A half-written line at the end, left by a job that was killed, is removed first.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: The file cannot be written.
     """
     path = Path(folder) / METRICS
     text = json.dumps(_plain(line), allow_nan=False) + "\n"
@@ -82,12 +82,12 @@ def finish(folder: str | Path, result: Mapping[str, Any]) -> None:
     """Write ``result.json`` in one step: a reader sees all of it or none.
 
     Args:
-        folder: the job's folder.
-        result: the fields of the schema but ``schema`` itself; numpy and jax scalars
+        folder: The job's folder.
+        result: The fields of the schema but ``schema`` itself; numpy and jax scalars
             become numbers, numbers that are not finite become null.
 
     Raises:
-        UserError: the folder cannot be written, or the status is not a known one.
+        UserError: The folder cannot be written, or the status is not a known one.
     """
     if result.get("status") not in STATUSES[:3]:
         raise UserError(
@@ -119,7 +119,7 @@ def load(dirs: str | Path | Iterable[str | Path]) -> list[Job]:
     """Every job at or below the given folders, each once, in natural order.
 
     Raises:
-        UserError: a folder does not exist, holds no job, or holds a file that is not
+        UserError: A folder does not exist, holds no job, or holds a file that is not
             of this schema.
     """
     roots = [Path(d) for d in ([dirs] if isinstance(dirs, str | Path) else dirs)]
@@ -146,7 +146,7 @@ def read_job(folder: str | Path) -> Job:
     """Read one job's folder.
 
     Raises:
-        UserError: a file is not of this schema, or was written by a newer parsgd.
+        UserError: A file is not of this schema, or was written by a newer parsgd.
     """
     folder = Path(folder)
     metrics = _read_metrics(folder / METRICS)

@@ -58,7 +58,7 @@ def group(jobs: Iterable[Job]) -> list[Group]:
 def mean_sem(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Mean and standard error of the mean; the error is None for fewer than two.
 
-    Examples:
+    Example:
         >>> mean_sem([1.0, 3.0])
         (2.0, 1.0)
         >>> mean_sem([])

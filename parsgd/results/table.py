@@ -90,11 +90,11 @@ def table(jobs: Iterable[Job], target: float | None = None) -> pl.DataFrame:
     first; then by accuracy.
 
     Args:
-        jobs: as `load` returns them.
-        target: test accuracy to race to; see `targets` for the default.
+        jobs: As `load` returns them.
+        target: Test accuracy to race to; see `targets` for the default.
 
     Raises:
-        UserError: the target is not in (0, 1].
+        UserError: The target is not in (0, 1].
     """
     groups = group(jobs)
     return table_of_groups(groups, targets(groups, target))

@@ -30,13 +30,13 @@ def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, T
     """The target of each task.
 
     Args:
-        groups: configurations, of one task or several.
-        target: a test accuracy in (0, 1] for all of them. Without it, a task's target
+        groups: Configurations, of one task or several.
+        target: A test accuracy in (0, 1] for all of them. Without it, a task's target
             is the ``target_accuracy`` of its configs if all agree, else 98 % of the
             best test accuracy that any of its jobs reached, to three decimals.
 
     Raises:
-        UserError: the target is not in (0, 1].
+        UserError: The target is not in (0, 1].
     """
     if target is not None and not 0 < target <= 1:
         raise UserError(
