@@ -28,15 +28,16 @@ Takes one configuration, written as for `parsgd train`.
   parsgd traffic strategy=local_sgd local_steps=4 task/model=mlp_258k workers=64
 """
 REPORT = """\
-usage: parsgd report DIR... [target=ACCURACY] [out=DIR]
+usage: parsgd report DIR... [target=ACCURACY] [sort=COST] [out=DIR]
 
 Rebuilds table, figures and page from the folders of runs or sweeps, searched to the
 bottom: several are compared with each other. What is written goes to `report` in the
 first of them, or to out=DIR. The target is ACCURACY if given, else the target_accuracy
-of the configs if all agree on one, else 98 % of the best that was reached.
+of the configs if all agree on one, else 98 % of the best that was reached. Rows are
+sorted by seconds, or by COST: samples, rounds, bytes to the target, or accuracy.
 
   parsgd report multirun/2026-01-31/12-00-00-000000
-  parsgd report outputs multirun target=0.97 out=compared
+  parsgd report outputs multirun target=0.97 sort=bytes out=compared
 """
 
 
@@ -144,7 +145,7 @@ def report(arguments: list[str]) -> int:
     dirs = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and key in ("out", "target", "debug"):
+        if equals and key in ("out", "target", "sort", "debug"):
             options[key] = value
         else:
             dirs.append(Path(argument))
@@ -153,5 +154,5 @@ def report(arguments: list[str]) -> int:
         goal = float(target) if target is not None else None
     except ValueError as error:
         raise UserError(f"target={target}: give an accuracy such as 0.97") from error
-    show_report(dirs, options.get("out"), goal)
+    show_report(dirs, options.get("out"), goal, options.get("sort", "seconds"))
     return 0

@@ -131,7 +131,10 @@ def make_devices(wanted: Sequence[Any]) -> None:
 
 
 def show_report(
-    dirs: Sequence[Path], out: str | None = None, target: float | None = None
+    dirs: Sequence[Path],
+    out: str | None = None,
+    target: float | None = None,
+    sort: str = "seconds",
 ) -> int:
     """Build the report of these folders, print the table and where the page is.
 
@@ -142,8 +145,8 @@ def show_report(
     from parsgd.report import terminal
 
     jobs = results.load(dirs)
-    paths = report.build(dirs, out, target)
-    terminal.show(jobs, target)
+    paths = report.build(dirs, out, target, sort)
+    terminal.show(jobs, target, sort=sort)
     bad = [job for job in jobs if job.status != "completed"]
     for job in bad:
         print(f"{job.status}: {job.folder}: {job.reason}")

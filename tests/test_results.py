@@ -151,6 +151,37 @@ def test_rows_come_soonest_first_and_partial_reach_later(tmp_path):
     assert frame["workers"].to_list() == [2, 1, 4]
 
 
+@pytest.fixture
+def three(tmp_path):
+    """Workers 1, 2, 4: the soonest, the cheapest in bytes, the most accurate."""
+    for workers, seconds, sent, last in ((1, 3, 9, 0.85), (2, 4, 7, 0.9), (4, 5, 8, 1)):
+        end = line(9, last, seconds=seconds, bytes=sent, samples=10 - sent)
+        write_job(tmp_path / str(workers), [line(0, 0.1), end], workers=workers)
+    write_job(tmp_path / "8", [line(0, 0.1), line(9, 0.2, bytes=1)], workers=8)
+    return results.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sort", "workers"),
+    [
+        ("seconds", [1, 2, 4, 8]),
+        ("bytes", [2, 4, 1, 8]),
+        ("samples", [1, 4, 2, 8]),
+        ("rounds", [4, 2, 1, 8]),  # equal: by accuracy
+        ("accuracy", [4, 2, 1, 8]),
+    ],
+)
+def test_rows_are_sorted_by_any_cost_and_misses_stay_last(three, sort, workers):
+    frame = results.table(three, target=0.8, sort=sort)
+    assert frame["workers"].to_list() == workers
+
+
+def test_an_unknown_sort_names_the_known_ones(three):
+    known = "sort=time: rows are sorted by seconds, samples, rounds, bytes, accuracy"
+    with pytest.raises(UserError, match=known):
+        results.table(three, sort="time")
+
+
 def test_dense_over_sent(tmp_path):
     sent = {"bytes_per_round": 100, "bytes_dense_per_round": 400}
     write_job(tmp_path / "0", [line(0, 0.1)], summary=sent)

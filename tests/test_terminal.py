@@ -3,7 +3,9 @@
 import io
 import re
 
+import polars as pl
 import pytest
+from command_line import command  # noqa: F401
 from fake_jobs import fake_job, fake_sweep
 from rich.console import Console
 
@@ -20,9 +22,9 @@ def sweep(tmp_path_factory):
     return root
 
 
-def printed(folder, target=None, **console):
+def printed(folder, target=None, sort="seconds", **console):
     console = Console(file=io.StringIO(), **console)
-    terminal.show(results.load(folder), target, console)
+    terminal.show(results.load(folder), target, console, sort)
     return console.file.getvalue()
 
 
@@ -39,6 +41,35 @@ def test_the_table_fits_and_keeps_what_matters_most(sweep):
         assert "target: accuracy 0.9 (as asked)" in plain
     # The seeds of a configuration are one row with its n.
     assert re.search(r"local_sgd +4 +0\.\d{4} ± 0\.\d{4} \(2\)", plain)
+
+
+def test_the_order_of_the_rows_is_said_and_its_column_kept(sweep):
+    text = printed(sweep, 0.9)
+    assert "sort=seconds: by seconds to the target; rows that missed it last" in text
+    assert "Rounds" not in text
+    narrow = printed(sweep, 0.9, "bytes", force_terminal=True, width=72)
+    assert "sort=bytes: by bytes to the target" in narrow
+    for heading, shown in (("Bytes", True), ("Reached", False), ("Samples/s", False)):
+        assert (heading in narrow) == shown
+    assert "Rounds" in printed(sweep, 0.9, "rounds")
+
+
+def test_one_row_and_no_target_have_no_order_to_tell(tmp_path):
+    fake_job(tmp_path / "0")
+    assert "sort=" not in printed(tmp_path)
+    fake_job(tmp_path / "0", regression=True)
+    fake_job(tmp_path / "1", workers=2, regression=True)
+    assert "sort=" not in printed(tmp_path)
+
+
+def test_a_report_is_sorted_as_asked(sweep, command, tmp_path):  # noqa: F811
+    code, out, _ = command("report", str(sweep), "sort=bytes", "out=by_bytes")
+    assert code == 0 and "sort=bytes: by bytes" in out
+    table = pl.read_csv(tmp_path / "by_bytes" / "table.csv")
+    reached = table.filter(pl.col("reached") == "2 of 2")["bytes_to_target"]
+    assert reached.is_sorted() and len(reached) > 2
+    code, _, err = command("report", str(sweep), "sort=cost")
+    assert code == 2 and "sort=cost: rows are sorted by seconds, samples" in err
 
 
 def test_piped_table_is_plain_and_whole(sweep, tmp_path):

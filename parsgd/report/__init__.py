@@ -31,6 +31,7 @@ def build(
     dirs: str | Path | Iterable[str | Path],
     out: str | Path | None = None,
     target: float | None = None,
+    sort: str = "seconds",
 ) -> Paths:
     """Read the jobs under ``dirs`` and write table, figures and page.
 
@@ -38,10 +39,11 @@ def build(
         dirs: Folders of jobs or of sweeps; they are searched to the bottom.
         out: Where to write; by default a folder ``report`` in the first of ``dirs``.
         target: Test accuracy to race to, in (0, 1]; see `parsgd.results.targets`.
+        sort: Of the table's rows; see `parsgd.results.table`.
 
     Raises:
-        UserError: No jobs, files of another kind, an impossible target, or a folder
-            that cannot be written.
+        UserError: No jobs, files of another kind, an impossible target, an unknown
+            ``sort``, or a folder that cannot be written.
     """
     # Drawing libraries take a second to import: only those who draw pay.
     from parsgd import results
@@ -50,7 +52,7 @@ def build(
     from parsgd.report.study import study
 
     dirs = [dirs] if isinstance(dirs, str | Path) else list(dirs)
-    subject = study(results.load(dirs), target)
+    subject = study(results.load(dirs), target, sort)
     folder = Path(out) if out is not None else Path(dirs[0]) / "report"
     paths = Paths(
         folder=folder,

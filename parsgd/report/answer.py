@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from parsgd.report.study import Part
 from parsgd.results.export import number, plus_minus, size
-from parsgd.results.table import always_reached
+from parsgd.results.ranking import always_reached
 
 Row = dict[str, Any]
 Form = Callable[[Row], str]

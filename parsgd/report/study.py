@@ -8,6 +8,7 @@ import polars as pl
 from parsgd.report.style import Look, looks, workers_of
 from parsgd.results import Group, Job, Target, group, targets
 from parsgd.results.groups import mean_sem
+from parsgd.results.ranking import check_sort, rank
 from parsgd.results.table import table_of_groups
 
 POINTS = 120  # of a curve; more cannot be told apart at the size of a plot
@@ -54,7 +55,7 @@ class Part(NamedTuple):
     task: str
     target: Target
     measure: str  # test_accuracy, or test_loss where no accuracy was measured
-    entries: list[Entry]  # in the order of the table
+    entries: list[Entry]  # soonest at the target first
 
 
 class Study(NamedTuple):
@@ -65,27 +66,30 @@ class Study(NamedTuple):
     parts: list[Part]
 
 
-def study(jobs: Iterable[Job], target: float | None = None) -> Study:
-    """Group, tabulate and summarise the jobs."""
+def study(
+    jobs: Iterable[Job], target: float | None = None, sort: str = "seconds"
+) -> Study:
+    """Group, tabulate and summarise the jobs; ``sort`` is of the table alone."""
+    check_sort(sort)
     jobs = list(jobs)
     groups = group(jobs)
     goals = targets(groups, target)
-    rows = table_of_groups(groups, goals, sort=False)
-    table = table_of_groups(groups, goals)
-    position = {key: i for i, key in enumerate(table["folders"])}
+    rows = table_of_groups(groups, goals, sort=None)
     made = [
         (g, row, look)
         for g, row, look in zip(
             groups, rows.iter_rows(named=True), looks(groups), strict=True
         )
     ]
-    made.sort(key=lambda item: position[item[1]["folders"]])
+    # What is drawn and told goes by time, whatever the table is sorted by.
+    made.sort(key=lambda item: rank(item[1]))
     parts = []
     for task, goal in goals.items():
         own = [item for item in made if item[0].task == task]
         measure = _measure([g for g, _, _ in own])
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
         parts.append(Part(task, goal, measure, entries))
+    table = table_of_groups(groups, goals, sort)
     return Study(jobs, table, sorted(parts, key=lambda part: part.task))
 
 
@@ -126,7 +130,7 @@ def curve(group: Group, measure: str) -> Curve | None:
 
 
 def drawn(entries: Sequence[Entry], limit: int) -> list[Entry]:
-    """At most ``limit`` entries with a curve, in the order of the table.
+    """At most ``limit`` entries with a curve, soonest at the target first.
 
     Completed runs hide the others. The best of each strategy and worker count comes
     first, then the next best overall.

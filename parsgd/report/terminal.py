@@ -11,12 +11,14 @@ from rich.text import Text
 from parsgd import results
 from parsgd.results import COLUMNS, Job
 from parsgd.results.export import MISSING, plus_minus, texts
+from parsgd.results.ranking import SORTS, describe_sort
 
 HEADINGS = {
     "accuracy": "Accuracy\n± se (n)",
     "test_loss": "Test loss",
     "seconds_to_target": "Seconds\nto target",
     "samples_to_target": "Samples\nto target",
+    "rounds_to_target": "Rounds\nto target",
     "bytes_to_target": "Bytes\nto target",
     "reached": "Reached\ntarget",
     "samples_per_second": "Samples/s",
@@ -27,26 +29,33 @@ PIPED = 120  # columns, where there is no terminal; more if the table needs them
 
 
 def show(
-    jobs: Sequence[Job], target: float | None = None, console: Console | None = None
+    jobs: Sequence[Job],
+    target: float | None = None,
+    console: Console | None = None,
+    sort: str = "seconds",
 ) -> None:
-    """Print the table of these jobs and what their target is.
+    """Print the table of these jobs, how it is sorted and what their target is.
 
     Args:
         jobs: As `parsgd.results.load` returns them.
         target: As for `parsgd.results.targets`.
         console: Where to. Without a terminal nothing is left out.
+        sort: As for `parsgd.results.table`.
     """
-    table, console = results.table(jobs, target), console or Console()
-    names = [*naming(table), *_measured(table)]
+    table, console = results.table(jobs, target, sort), console or Console()
+    names = [*naming(table), *_measured(table, sort)]
     drawn = _drawn(table, names)
     if not console.is_terminal:
         console.width = max(PIPED, _width(console, drawn))
     for spare in SPARE:
-        if _width(console, drawn) > console.width and spare in names:
+        dear = spare == SORTS[sort]
+        if _width(console, drawn) > console.width and spare in names and not dear:
             names.remove(spare)
             drawn = _drawn(table, names)
     console.print(drawn)
     goals = results.targets(results.group(jobs), target)
+    if table.height > 1 and any(goal.value is not None for goal in goals.values()):
+        print(describe_sort(sort), file=console.file)
     for task, goal in goals.items():
         of = f" of {task}" if len(goals) > 1 else ""
         value = "none" if goal.value is None else f"accuracy {goal.value:g}"
@@ -66,10 +75,13 @@ def naming(table: pl.DataFrame) -> list[str]:
     return names
 
 
-def _measured(table: pl.DataFrame) -> list[str]:
+def _measured(table: pl.DataFrame, sort: str) -> list[str]:
     known = [name for name in HEADINGS if table[name].is_not_null().any()]
-    # The loss is for where there is no accuracy.
-    return [name for name in known if name != "test_loss" or "accuracy" not in known]
+    # Rounds for those who ask; the loss is for where there is no accuracy.
+    needless = {"rounds_to_target"} - {SORTS[sort]}
+    if "accuracy" in known:
+        needless.add("test_loss")
+    return [name for name in known if name not in needless]
 
 
 def _drawn(table: pl.DataFrame, names: Sequence[str]) -> Table:

@@ -8,6 +8,7 @@ import polars as pl
 
 from parsgd.results.files import Job
 from parsgd.results.groups import Group, group, mean_sem
+from parsgd.results.ranking import check_sort, rank
 from parsgd.results.target import Target, reached, targets
 
 
@@ -82,28 +83,33 @@ COLUMNS = {
 }
 
 
-def table(jobs: Iterable[Job], target: float | None = None) -> pl.DataFrame:
+def table(
+    jobs: Iterable[Job], target: float | None = None, sort: str = "seconds"
+) -> pl.DataFrame:
     """One row per configuration; jobs that differ only in ``seed`` are its runs.
 
     The columns are those of `COLUMNS`, with what varies across the sweep after
     ``task``. Rows come by task; those that always reach the target first, soonest
-    first; then by accuracy.
+    first (or by another cost, see ``sort``); then by accuracy.
 
     Args:
         jobs: As `load` returns them.
         target: Test accuracy to race to; see `targets` for the default.
+        sort: The cost to the target that rows are sorted by: ``"seconds"``,
+            ``"samples"``, ``"rounds"`` or ``"bytes"``; or by ``"accuracy"`` alone.
 
     Raises:
-        UserError: The target is not in (0, 1].
+        UserError: The target is not in (0, 1], or ``sort`` is unknown.
     """
+    check_sort(sort)
     groups = group(jobs)
-    return table_of_groups(groups, targets(groups, target))
+    return table_of_groups(groups, targets(groups, target), sort)
 
 
 def table_of_groups(
-    groups: Sequence[Group], goals: dict[str, Target], *, sort: bool = True
+    groups: Sequence[Group], goals: dict[str, Target], sort: str | None = "seconds"
 ) -> pl.DataFrame:
-    """`table`, for jobs that are grouped already; rows as given where not sorted."""
+    """`table`, for jobs that are grouped already; ``sort=None`` keeps their order."""
     varied = list(dict.fromkeys(key for g in groups for key in g.varied))
     # A varied key may spell like a column: the column keeps its name.
     names = {key: key if key not in COLUMNS else f"{key} (varied)" for key in varied}
@@ -111,8 +117,8 @@ def table_of_groups(
         _row(g, goals[g.task].value) | {names[key]: g.varied.get(key) for key in varied}
         for g in groups
     ]
-    if sort:
-        rows.sort(key=_rank)
+    if sort is not None:
+        rows.sort(key=lambda row: rank(row, sort))
     head, tail = list(COLUMNS)[:2], list(COLUMNS)[2:]
     series = [pl.Series(k, [r[k] for r in rows], COLUMNS[k].dtype) for k in head]
     series += [_series(name, [r[name] for r in rows]) for name in names.values()]
@@ -176,19 +182,6 @@ def _status(jobs: Sequence[Job]) -> str:
     if len(counts) == 1:
         return jobs[0].status
     return ", ".join(f"{n} {status}" for status, n in counts.items())
-
-
-def always_reached(row: dict[str, Any]) -> bool:
-    """Whether every run of a row reached the target, and at least one completed."""
-    k, _, m = (row["reached"] or "").partition(" of ")
-    return row["n"] > 0 and k == m and row["seconds_to_target"] is not None
-
-
-def _rank(row: dict[str, Any]) -> tuple:
-    sure = always_reached(row)
-    seconds = row["seconds_to_target"] if sure else 0.0
-    accuracy = row["accuracy"] if row["accuracy"] is not None else -1.0
-    return row["task"], not sure, seconds, -accuracy, row["configuration"]
 
 
 def _series(name: str, values: list[Any]) -> pl.Series:
