@@ -1,4 +1,4 @@
-"""The console command: ``parsgd train``, ``traffic``, ``report`` and ``list``."""
+"""The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ parsgd: research on parallel SGD.
   parsgd traffic ...      what a configuration sends, without training
   parsgd report DIR...    table, figures and page of what was run
   parsgd list [GROUP]     strategies, optimizers, tasks and other choices
+  parsgd launch ...       several processes of one run, on this machine
 
 Examples:
   parsgd train strategy=block_momentum workers=4
@@ -61,6 +62,10 @@ def _command(name: str, rest: list[str]) -> int:
         from parsgd.choices import show
 
         return show(rest)
+    if name == "launch":
+        from parsgd.launch import launch
+
+        return launch(rest)
     if name not in ("train", "traffic", "report"):
         _complain(f"{name}: there is no such command; `parsgd --help` lists them")
         return 2
