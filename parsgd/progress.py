@@ -45,8 +45,11 @@ class Display(Observer):
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Sizes, learning rate, placement and traffic; then the bar."""
+        # Where phases differ, the bytes are those of one of them.
+        steps = summary.get("bytes_from_step", 0), summary.get("bytes_until_step")
         sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
-        for line in (*lines, *self._lines, f"per round {compare(sent, dense)}"):
+        sent = compare(sent, dense, per_round(*steps))
+        for line in (*lines, *self._lines, sent):
             self.say(line)
         if self._console.is_terminal:
             text = TextColumn("{task.fields[text]}", markup=False)
@@ -77,19 +80,43 @@ class Display(Observer):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def compare(sent: float, dense: float) -> str:
-    """What a worker sends in a round, beside averaging the gradients in every step.
+def compare(sent: float, dense: float, when: str = "per round") -> str:
+    """What a worker sends, beside an all-reduce of the gradients in every step.
+
+    Args:
+        sent: Bytes sent in some steps.
+        dense: Bytes of an all-reduce of the gradients in each of them.
+        when: Which steps; see also `per_round`.
 
     Example:
         >>> compare(1000, 16000)
-        'a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
+        'per round a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
     """
     if not sent:
-        return "a worker sends nothing"
+        return f"{when} a worker sends nothing"
     return (
-        f"a worker sends {decimal(round(sent))}; all-reduced gradients: "
+        f"{when} a worker sends {decimal(round(sent))}; all-reduced gradients: "
         f"{decimal(round(dense))}, ratio {dense / sent:.3g}"
     )
+
+
+def per_round(first: int = 0, last: int | None = None) -> str:
+    """In which rounds, for an algorithm whose phases send different amounts.
+
+    Args:
+        first: Step at which the phase begins.
+        last: Step at which another takes over, or None.
+
+    Example:
+        >>> per_round(), per_round(40), per_round(0, 40)
+        ('per round', 'per round from step 40 on', 'per round until step 40')
+        >>> per_round(40, 80)
+        'per round from step 40 until step 80'
+    """
+    since = f" from step {first}" if first else ""
+    if last is None:
+        return f"per round{since}{' on' if since else ''}"
+    return f"per round{since} until step {last}"
 
 
 def _text(record: Record, accuracy: float | None) -> str:

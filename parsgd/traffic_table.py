@@ -10,7 +10,7 @@ from parsgd.config import SIZES, Built
 from parsgd.core import phases
 from parsgd.engine import Engine
 from parsgd.plan import Segment, make_plan, segments
-from parsgd.progress import compare
+from parsgd.progress import compare, per_round
 from parsgd.traffic import Traffic
 from parsgd.words import counted
 
@@ -34,22 +34,23 @@ def show(built: Built, console: Console | None = None) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # What a round of a phase usually is: its last one may be shorter.
     usual: dict[int, Segment] = {}
+    sent = 0.0
     for part in segments(plan, schedule):
+        sent += part.rounds * engine.traffic(part.phase, part.local_steps).bytes
         if part.phase not in usual or part.steps > usual[part.phase].steps:
             usual[part.phase] = part
-    dense = (
-        2
-        * (engine.placement.workers - 1)
-        / engine.placement.workers
-        * engine.parameter_bytes
-    )
-    for phase, part in usual.items():
+    share = 2 * (engine.placement.workers - 1) / engine.placement.workers
+    dense = share * engine.parameter_bytes
+    ends = [*(schedule[phase].start for phase in usual), None][1:]
+    for (phase, part), end in zip(usual.items(), ends, strict=True):
         found = engine.traffic(phase, part.local_steps)
-        title = f"per worker and round of {counted(part.local_steps, 'local step')}"
-        if len(usual) > 1:
-            title += f", from step {schedule[phase].start}"
-        console.print(_table(found, title))
-        text = compare(found.bytes, dense * part.local_steps)
+        when = per_round(schedule[phase].start, end)
+        steps = counted(part.local_steps, "local step")
+        console.print(_table(found, f"one worker, {when}, {steps} each"))
+        text = compare(found.bytes, dense * part.local_steps, when)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if len(usual) > 1:
+        text = compare(sent, dense * plan.steps, "in the whole run")
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,0 +1,53 @@
+"""What is said of the bytes: at the start of a run, and by ``parsgd traffic``."""
+
+import io
+import json
+
+import pytest
+from command_line import command  # noqa: F401
+from rich.console import Console
+from rich.filesize import decimal
+
+from parsgd.progress import Display
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({}, "per round a worker"),
+        ({"bytes_from_step": 0, "bytes_until_step": None}, "per round a worker"),
+        ({"bytes_from_step": 40}, "per round from step 40 on a worker"),
+        ({"bytes_from_step": 0, "bytes_until_step": 9}, "per round until step 9 a wor"),
+    ],
+)
+def test_the_start_says_which_phase_its_bytes_are_of(steps, said):
+    console = Console(file=io.StringIO(), width=120)
+    summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6, **steps}
+    with Display(console) as display:
+        display.start(summary, [])
+    assert console.file.getvalue().startswith(said)
+
+
+@pytest.mark.parametrize("strategy", ["one_bit_adam", "post_local_sgd"])
+def test_traffic_of_phases_is_told_apart_and_adds_up_to_the_run(
+    strategy,
+    command,  # noqa: F811
+    tmp_path,
+):
+    words = (f"strategy={strategy}", "workers=4", "epochs=2", "evaluations=1")
+    code, out, err = command("traffic", *words)
+    assert code == 0, err
+    (first,) = (line for line in out.splitlines() if line.startswith("per round until"))
+    (second,) = (line for line in out.splitlines() if line.startswith("per round from"))
+    end = first.split()[4]
+    assert second.startswith(f"per round from step {end} on a worker sends")
+    assert command("train", *words)[0] == 0
+    (file,) = tmp_path.glob("outputs/*/*/result.json")
+    sent = json.loads(file.read_text())["summary"]["bytes"]
+    assert f"in the whole run a worker sends {decimal(round(sent))};" in out
+
+
+def test_traffic_of_one_phase_needs_no_sum(command):  # noqa: F811
+    code, out, _ = command("traffic", "strategy=local_sgd", "workers=4", "epochs=2")
+    assert code == 0
+    assert "per round a worker sends" in out and "whole run" not in out
