@@ -14,6 +14,7 @@ is found by bisection too. Both are loops of few passes and no branches, so that
 result is exact under vmap as well, where all lanes make as many passes as the slowest.
 """
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -25,10 +26,11 @@ from jax import lax
 # entries above the bound it gives has a standard deviation of 0.2 % or less.
 SAMPLE = 1 << 16
 WORD = 32
-BLOCK = 512
+BLOCK = 4096  # entries that one pass of running sums takes
 TOP = 0xFFFFFFFF
 
 Order: TypeAlias = Callable[[jax.Array], jax.Array]
+Combine: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def magnitude(x: jax.Array) -> jax.Array:
@@ -78,12 +80,12 @@ def positions(words: jax.Array, size: int) -> jax.Array:
         size: How many; positions past the last set bit are arbitrary.
     """
     ones = lax.population_count(words).astype(jnp.int32)
-    start = running_total(ones) - ones
+    start = running(ones, jnp.add) - ones
     number = jnp.arange(len(words), dtype=jnp.int32)
     # A word's first slot knows the word (of those that start there, only the last has
     # bits), and the slots after it learn it from there.
     word = jnp.zeros(size, jnp.int32).at[start].max(number, mode="drop")
-    word = lax.cummax(word)
+    word = running(word, jnp.maximum)
     nth = jnp.arange(size, dtype=jnp.int32) - start[word]
     return WORD * word + _set_bit(words[word], nth)
 
@@ -95,12 +97,33 @@ def pack_words(mask: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(rows, weight[None], 0), axis=1, dtype=jnp.uint32)
 
 
-def running_total(x: jax.Array) -> jax.Array:
-    """Inclusive cumulative sum of ``int32 [m]`` in two levels, for long arrays."""
-    rows = jnp.pad(x, (0, -x.size % BLOCK)).reshape(-1, BLOCK)
-    within = jnp.cumsum(rows, axis=1, dtype=jnp.int32)
-    before = jnp.cumsum(within[:, -1], dtype=jnp.int32) - within[:, -1]
-    return (within + before[:, None]).reshape(-1)[: x.size]
+def running(x: jax.Array, combine: Combine) -> jax.Array:
+    """Inclusive running sums or maxima along the last axis, ``int32`` of 0 or more.
+
+    Long ones in two levels: ``sqrt(m)`` runs side by side, which vectorises, then the
+    ends of the runs.
+
+    Args:
+        x: ``[..., m]``.
+        combine: ``jnp.add`` or ``jnp.maximum``.
+    """
+    m = x.shape[-1]
+    if m <= BLOCK:
+        reduce = lax.cumsum if combine is jnp.add else lax.cummax
+        return reduce(x, axis=x.ndim - 1)
+    length = math.isqrt(m)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -m % length)])
+    runs = jnp.moveaxis(padded.reshape(*x.shape[:-1], -1, length), -1, 0)
+
+    def step(total, row):
+        total = combine(total, row)
+        return total, total
+
+    ends, within = lax.scan(step, jnp.zeros_like(runs[0]), runs)
+    before = running(ends, combine)[..., :-1]
+    before = jnp.pad(before, [(0, 0)] * (x.ndim - 1) + [(1, 0)])
+    out = jnp.moveaxis(combine(within, before[None]), 0, -1)
+    return out.reshape(padded.shape)[..., :m]
 
 
 def _narrow(x: jax.Array, k: int, room: int, order: Order, sampled: bool) -> jax.Array:
@@ -161,10 +184,14 @@ def _narrow(x: jax.Array, k: int, room: int, order: Order, sampled: bool) -> jax
 def _finish(rank: jax.Array, k: int) -> jax.Array:
     """Positions of the k largest ranks, ties to the lower index, ascending."""
     bound = _kth(rank, k)
-    above, equal = rank > bound, rank == bound
-    missing = k - jnp.sum(above, dtype=jnp.int32)
-    tied = running_total(equal.astype(jnp.int32)) <= missing
-    return positions(pack_words(above | (equal & tied)), k)
+    both = jnp.stack([rank > bound, rank == bound])
+    above, equal = running(both.astype(jnp.int32), jnp.add)
+    # How many are chosen up to each entry; those that add one are.
+    chosen = above + jnp.minimum(equal, k - above[-1])
+    before = jnp.pad(chosen[:-1], (1, 0))
+    slot = jnp.where(chosen > before, before, k)
+    number = jnp.arange(rank.size, dtype=jnp.int32)
+    return jnp.zeros(k, jnp.int32).at[slot].set(number, mode="drop")
 
 
 def _kth(rank: jax.Array, k: int) -> jax.Array:
