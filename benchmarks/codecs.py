@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from benchmarks import measure
 from parsgd import compressors
 from parsgd.compressors import Compressor, payload_bytes
+from parsgd.reducers.exchange import mean_of_decoded
 
 CODES: dict[str, Callable[[], Compressor]] = {
     "one_bit": compressors.one_bit,
@@ -89,9 +90,10 @@ def measured(name: str, array: str, rounds: int) -> Row:
 
     @jax.jit
     def average(payloads):
-        return sum(code.decode(p, like, key) for p in payloads) / WORKERS
+        return mean_of_decoded(code, payloads, like, key)
 
-    payloads = [jax.tree.map(jnp.copy, payload) for _ in range(WORKERS)]
+    others = [encode(jnp.roll(x, w), key) for w in range(WORKERS)]  # other indices
+    payloads = jax.tree.map(lambda *p: jnp.stack(p), *others)
     copy = jax.jit(jnp.copy)
     calls = {
         "copy": lambda: copy(x),

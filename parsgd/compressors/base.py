@@ -26,6 +26,9 @@ class Compressor(NamedTuple):
             they stand for, so they are reduced and not gathered.
         contracts: Whether ``|x - decode(encode(x))|^2 <= (1 - delta) |x|^2`` for some
             delta > 0, in expectation. Error feedback needs it.
+        add: ``(total, payload, key) -> total``: add what a payload stands for to an
+            array, for a code that leaves most entries as they are; None to decode it
+            and add all of it.
     """
 
     encode: Callable[[jax.Array, Key], Payload]
@@ -35,6 +38,7 @@ class Compressor(NamedTuple):
     shared_key: bool = False
     sums: bool = False
     contracts: bool = True
+    add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
 
 
 def payload_bytes(compressor: Compressor, like: Any) -> int:

@@ -110,15 +110,20 @@ def top_k(
         sent = chosen if values is None else values.encode(chosen, key)
         return Sparse(sent, _packed(index, v.size))
 
+    def numbers(payload: Sparse, n: int, key: Key) -> jax.Array:
+        if values is None:
+            return payload.values
+        spec = jax.ShapeDtypeStruct((kept(ratio, n),), jnp.float32)
+        return values.decode(payload.values, spec, key)
+
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
-        chosen = payload.values
-        if values is not None:
-            spec = jax.ShapeDtypeStruct((kept(ratio, like.size),), jnp.float32)
-            chosen = values.decode(chosen, spec, key)
-        return _scattered(chosen, payload.indices, like)
+        return _scattered(numbers(payload, like.size, key), payload.indices, like)
+
+    def add(total: jax.Array, payload: Sparse, key: Key = None) -> jax.Array:
+        return _added(total, numbers(payload, total.size, key), payload.indices)
 
     if values is None:
-        return Compressor(encode, decode, "top_k")
+        return Compressor(encode, decode, "top_k", add=add)
     return Compressor(
         encode,
         decode,
@@ -126,6 +131,7 @@ def top_k(
         stochastic=values.stochastic,
         shared_key=values.shared_key,
         contracts=values.contracts,
+        add=add,
     )
 
 
@@ -241,7 +247,11 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         del key
         return _scattered(payload.values, payload.indices, like)
 
-    return Compressor(encode, decode, "threshold")
+    def add(total: jax.Array, payload: Sparse, key: Key = None) -> jax.Array:
+        del key
+        return _added(total, payload.values, payload.indices)
+
+    return Compressor(encode, decode, "threshold", add=add)
 
 
 def _check_ratio(name: str, ratio: float) -> None:
@@ -264,6 +274,15 @@ def _scattered(values: jax.Array, packed: jax.Array | None, like: Any) -> jax.Ar
     if packed is None:
         return values.reshape(like.shape).astype(like.dtype)
     return _scatter(values, unpack_indices(packed, values.size, like.size), like)
+
+
+def _added(total: jax.Array, values: jax.Array, packed: jax.Array | None) -> jax.Array:
+    if packed is None:
+        return total + values.reshape(total.shape)
+    index = unpack_indices(packed, values.size, total.size)
+    v = total.reshape(-1).at[index]
+    v = v.add(values, unique_indices=True, indices_are_sorted=True)
+    return v.reshape(total.shape)
 
 
 def _scatter(values: jax.Array, index: jax.Array, like: Any) -> jax.Array:

@@ -1,6 +1,7 @@
 """Reducers: optax transformations whose ``update`` communicates."""
 
 from parsgd.reducers.adasum import adasum
+from parsgd.reducers.clip import clip
 from parsgd.reducers.compressed import compressed_all_reduce
 from parsgd.reducers.delay import DelayState, delay
 from parsgd.reducers.demo import DeMoState, demo
@@ -30,6 +31,7 @@ __all__ = [
     "SkipState",
     "adasum",
     "all_reduce",
+    "clip",
     "compressed_all_reduce",
     "delay",
     "demo",

@@ -52,10 +52,9 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
     """
 
     def pair(a: list, b: list) -> list:
-        products = [_products(x, y) for x, y in zip(a, b, strict=True)]
         if not per_leaf:
-            products = [sum(products, jnp.zeros(3))] * len(a)
-        return [_combine(*each) for each in zip(a, b, products, strict=True)]
+            return _combine(a, b)
+        return [_combine([x], [y])[0] for x, y in zip(a, b, strict=True)]
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
@@ -85,18 +84,36 @@ def _select(condition: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def _products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``[a.a, a.b, b.b]`` in float32."""
-    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-    return jnp.stack([jnp.sum(a * a), jnp.sum(a * b), jnp.sum(b * b)])
+def _combine(a: list, b: list) -> list:
+    """The pair's sum, for arrays that stand for one vector each."""
+    largest_a, unit_a = _scaled(a)
+    largest_b, unit_b = _scaled(b)
+    dot = _dot(unit_a, unit_b)
+    # What each loses along itself, in the other's size.
+    lost_a = largest_b * _half(dot, _dot(unit_a, unit_a))
+    lost_b = largest_a * _half(dot, _dot(unit_b, unit_b))
+    return [
+        (
+            (x.astype(jnp.float32) - lost_a * u) + (y.astype(jnp.float32) - lost_b * v)
+        ).astype(x.dtype)
+        for x, y, u, v in zip(a, b, unit_a, unit_b, strict=True)
+    ]
 
 
-def _combine(a: jax.Array, b: jax.Array, products: jax.Array) -> jax.Array:
-    aa, ab, bb = products
+def _scaled(arrays: list) -> tuple[jax.Array, list]:
+    """Largest absolute value, and the arrays over it, whose squares do not overflow."""
+    wide = [x.astype(jnp.float32) for x in arrays]
+    largest = jnp.float32(0)
+    for x in wide:
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(x), initial=0.0))
+    unit = jnp.where(largest == 0, 1.0, largest)
+    return largest, [x / unit for x in wide]
 
-    def share(norm):
-        # Zero and anything are orthogonal: the other one counts in full.
-        return jnp.where(norm > 0, 1 - ab / jnp.where(norm > 0, 2 * norm, 1.0), 1.0)
 
-    out = share(aa) * a.astype(jnp.float32) + share(bb) * b.astype(jnp.float32)
-    return out.astype(a.dtype)
+def _dot(a: list, b: list) -> jax.Array:
+    return sum((jnp.sum(x * y) for x, y in zip(a, b, strict=True)), jnp.float32(0))
+
+
+def _half(dot: jax.Array, square: jax.Array) -> jax.Array:
+    """``dot / (2 square)``; 0 for a vector of zeros, which is orthogonal to all."""
+    return jnp.where(square == 0, 0.0, dot / jnp.where(square == 0, 1.0, 2 * square))

@@ -25,6 +25,7 @@ import optax
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
 from parsgd.reducers import paths
+from parsgd.reducers.clip import clipped
 from parsgd.reducers.exchange import Exchange
 
 
@@ -61,7 +62,8 @@ def dgc(
     if not.
 
     A gradient that is not finite makes the average of its leaf not finite, and leaves u
-    and v of that leaf as they were, on all workers.
+    and v of that leaf as they were, on all workers; with ``clip_norm`` of all leaves,
+    since the norm is that of the whole gradient.
 
     Args:
         density: Share of the entries that is sent, in (0, 1]; 0.001 in the paper after
@@ -113,10 +115,10 @@ def dgc(
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
-        clipped = updates
+        own = updates
         if clip_norm is not None:
-            clipped = _clipped(updates, clip_norm / math.sqrt(comm.world()))
-        gradient, others = paths.split(clipped, compressed)
+            own = clipped(updates, clip_norm / math.sqrt(comm.world()))
+        gradient, others = paths.split(own, compressed)
         paths.check("velocity", state.velocity, gradient | others)
         out: paths.Arrays = {}
         velocity, accumulated = dict(state.velocity), {}
@@ -144,13 +146,6 @@ def _momentum(g: jax.Array, u: jax.Array, m: float, nesterov: bool) -> tuple:
     g = g.astype(jnp.float32)
     u = m * u + g
     return (m * u + g if nesterov else u), u
-
-
-def _clipped(tree: Any, limit: float) -> Any:
-    wide = [g.astype(jnp.float32) for g in jax.tree.leaves(tree)]
-    norm = jnp.sqrt(sum((jnp.sum(g * g) for g in wide), jnp.float32(0)))
-    scale = jnp.where(norm > limit, limit / jnp.maximum(norm, limit), 1.0)
-    return jax.tree.map(lambda g: (g * scale).astype(g.dtype), tree)
 
 
 def _sparse_mean(v: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,6 @@ long as an array has at least W columns: stripes are whole columns.
 
 import functools
 import zlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -33,13 +32,11 @@ class ExchangeState(NamedTuple):
     """What an exchange keeps.
 
     Attributes:
-        key: Random key, equal on all workers; None for a code that draws nothing.
         step: Exchanges done, int32 scalar.
         owner_error: Two-sided: what this worker's stripe of the average still owes,
             ``float32``, by the leaf's path.
     """
 
-    key: jax.Array | None
     step: jax.Array
     owner_error: dict[str, jax.Array]
 
@@ -64,14 +61,8 @@ class Exchange(NamedTuple):
 
     def init(self, params: Any) -> ExchangeState:
         """State for arrays like ``params``."""
-        key = jax.random.key(self.seed) if self.compressor.stochastic else None
-        owed = {}
-        if self.two_sided:
-            owed = {
-                path: jnp.zeros(_stripes(x, comm.world()).shape[1:], jnp.float32)
-                for path, x in self.zeros(params).items()
-            }
-        return ExchangeState(key, jnp.int32(0), owed)
+        owed = self._no_debt(self.zeros(params)) if self.two_sided else {}
+        return ExchangeState(jnp.int32(0), owed)
 
     def zeros(self, params: Any) -> dict[str, jax.Array]:
         """Zeros for each leaf that is compressed, ``float32``, by path."""
@@ -113,9 +104,12 @@ class Exchange(NamedTuple):
         ``sent`` is what the worker's own payloads stand for. An array that is not
         finite is sent as one that is nowhere, so that all workers see it.
         """
+        if self.two_sided:
+            stripes = jax.eval_shape(self._no_debt, arrays)
+            paths.check("owner's residual", state.owner_error, stripes)
         mean, sent, owed = {}, {}, {}
         for number, (path, v) in enumerate(sorted(arrays.items())):
-            key = self._key(state, number)
+            key = self._key(state.step, number)
             v = _shown(v)
             if self.two_sided:
                 mean[path], sent[path], owed[path] = self._two_sided(
@@ -123,7 +117,14 @@ class Exchange(NamedTuple):
                 )
             else:
                 mean[path], sent[path] = _one_sided(self.compressor, v, key)
-        return mean, sent, ExchangeState(state.key, state.step + 1, owed)
+        return mean, sent, ExchangeState(state.step + 1, owed)
+
+    def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Zeros in the shape of a stripe of each array."""
+        return {
+            path: jnp.zeros(_stripes(x, comm.world()).shape[1:], jnp.float32)
+            for path, x in arrays.items()
+        }
 
     def _pays(self, x: Any) -> bool:
         if not pays(self.compressor, x, min_size=self.min_size):
@@ -147,7 +148,7 @@ class Exchange(NamedTuple):
         own = None if keys is None else keys[1:]
         payload = jax.vmap(encode)(stripes, own)
         sent = jax.vmap(lambda p, k: decode(p, like, k))(payload, own)
-        mine = _mean_of_decoded(decode, comm.all_to_all(payload), like, None)
+        mine = mean_of_decoded(self.compressor, comm.all_to_all(payload), like, None)
         total = _shown(mine + owed)
         again = encode(total, None if keys is None else keys[0])
         left = total - decode(again, like, None)
@@ -155,10 +156,12 @@ class Exchange(NamedTuple):
         stripes = jax.vmap(lambda p: decode(p, like, None))(comm.gather(again))
         return _unstriped(stripes, v), _unstriped(sent, v), left
 
-    def _key(self, state: ExchangeState, number: int) -> jax.Array | None:
-        if state.key is None:
+    def _key(self, step: jax.Array, number: int) -> jax.Array | None:
+        """For the array of that number, by sorted path; None if nothing is drawn."""
+        if not self.compressor.stochastic:
             return None
-        key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), number)
+        key = jax.random.fold_in(jax.random.key(self.seed), step)
+        key = jax.random.fold_in(key, number)
         shared = self.compressor.shared_key
         return key if shared else jax.random.fold_in(key, comm.rank())
 
@@ -224,22 +227,37 @@ def _one_sided(compressor: Compressor, v: jax.Array, key) -> tuple:
     if comm.world() == 1:
         return sent, sent
     gathered = comm.gather(payload)
-    return _mean_of_decoded(compressor.decode, gathered, v, key), sent
+    return mean_of_decoded(compressor, gathered, v, key), sent
 
 
-def _mean_of_decoded(decode: Callable, payloads: Any, like: Any, key) -> jax.Array:
-    """Average of W payloads ``[W, ...]``."""
-    workers = comm.world()
+def mean_of_decoded(
+    compressor: Compressor, payloads: Any, like: Any, key: jax.Array | None
+) -> jax.Array:
+    """Average of what W payloads ``[W, ...]`` stand for.
+
+    They are added one after the other, so that all workers get the same bits.
+
+    Args:
+        compressor: The code.
+        payloads: As `parsgd.comm.gather` stacks them.
+        like: Has the shape and type of the average.
+        key: What all of them were encoded with, if they share it.
+    """
+    decode, add = compressor.decode, compressor.add
+
+    def added(total: jax.Array, payload: Any) -> jax.Array:
+        if add is None:
+            return total + decode(payload, like, key)
+        return add(total, payload, key)
+
+    workers = len(jax.tree.leaves(payloads)[0])
     if workers > UNROLLED:
-
-        def add(total, payload):
-            return total + decode(payload, like, key), None
-
-        total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), payloads)
+        zero = jnp.zeros(like.shape, like.dtype)
+        total, _ = jax.lax.scan(lambda t, p: (added(t, p), None), zero, payloads)
         return total / workers
     # One addition after the other fuses with the decoding.
-    each = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
-    return functools.reduce(jnp.add, (decode(p, like, key) for p in each)) / workers
+    first, *rest = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
+    return functools.reduce(added, rest, decode(first, like, key)) / workers
 
 
 def _stripes(x: jax.Array, workers: int) -> jax.Array:

@@ -10,7 +10,13 @@ import optax
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
-from parsgd.reducers import error_feedback, idle, local_momentum, majority_vote
+from parsgd.reducers import (
+    clip,
+    error_feedback,
+    idle,
+    local_momentum,
+    majority_vote,
+)
 from parsgd.strategies.data_parallel import data_parallel
 
 
@@ -148,4 +154,4 @@ def _clip(name: str, norm: float | None) -> optax.GradientTransformation:
         return optax.identity()
     if not norm > 0:
         raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
-    return optax.clip_by_global_norm(norm)
+    return clip(norm)

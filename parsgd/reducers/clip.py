@@ -1,0 +1,51 @@
+"""Clipping by the norm of a whole gradient, without overflow."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def clip(norm: float) -> optax.GradientTransformation:
+    """Shrink a gradient g to a largest norm c: ``g <- g min(1, c / |g|)``.
+
+    The norm is of all leaves together. As `optax.clip_by_global_norm`, which turns
+    gradients above 1e19, whose squares leave float32, into zeros. A gradient that is
+    not finite has no norm: all of it becomes NaN, so that nothing takes it for small.
+
+    Args:
+        norm: c, above 0.
+
+    Raises:
+        ValueError: ``norm`` is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.reducers import clip
+        >>> g = jnp.array([3e30, 4e30])
+        >>> clip(1.0).update(g, ())[0].round(3)
+        Array([0.6, 0.8], dtype=float32)
+    """
+    if not norm > 0:
+        raise ValueError(f"clip: norm={norm} must be positive")
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return clipped(updates, norm), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def clipped(tree: Any, norm: float) -> Any:
+    """A tree of arrays shrunk to a largest norm of all of them together."""
+    wide = [g.astype(jnp.float32) for g in jax.tree.leaves(tree)]
+    largest = jnp.float32(0)
+    for g in wide:
+        largest = jnp.maximum(largest, jnp.max(jnp.abs(g), initial=0.0))
+    unit = jnp.where(largest == 0, 1.0, largest)
+    squares = sum((jnp.sum(jnp.square(g / unit)) for g in wide), jnp.float32(0))
+    # Not c / |g|: the norm itself may be too large for float32.
+    factor = norm / unit / jnp.where(squares == 0, 1.0, jnp.sqrt(squares))
+    factor = jnp.where(largest == 0, 1.0, jnp.minimum(factor, 1.0))
+    return jax.tree.map(lambda g: (g * factor).astype(g.dtype), tree)
