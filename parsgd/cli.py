@@ -2,7 +2,9 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Any
 
 HELP = """\
 parsgd: research on parallel SGD.
@@ -12,6 +14,7 @@ parsgd: research on parallel SGD.
   parsgd report DIR...    table, figures and page of what was run
   parsgd list [GROUP]     strategies, optimizers, tasks and other choices
   parsgd launch ...       several processes of one run, on this machine
+  parsgd lab ...          the same over slow links, with the bytes that they carried
 
 Examples:
   parsgd train strategy=block_momentum workers=4
@@ -31,6 +34,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; by default those of the process.
     """
+    code: object = 1
+    try:
+        code = _main(arguments)
+        return code
+    except SystemExit as end:
+        code = end.code
+        raise
+    except BaseException:
+        if _cluster() is not None:
+            traceback.print_exc()
+        raise
+    finally:
+        if cluster := _cluster():
+            cluster.leave(code if isinstance(code, int) else 1)
+
+
+def _cluster() -> Any:
+    """The module, if the command has come to it."""
+    return sys.modules.get("parsgd.cluster")
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -66,9 +91,15 @@ def _command(name: str, rest: list[str]) -> int:
         from parsgd.launch import launch
 
         return launch(rest)
+    if name == "lab":
+        from parsgd.lab.command import lab
+
+        return lab(rest)
     if name not in ("train", "traffic", "report"):
         _complain(f"{name}: there is no such command; `parsgd --help` lists them")
         return 2
+    # Before JAX is imported: its runtime's errors are shown, its warnings are not.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from parsgd import commands
 
     return getattr(commands, name)(rest)
@@ -88,7 +119,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    print(f"parsgd: {text}", file=sys.stderr)
+    cluster = _cluster()
+    if cluster is None or cluster.is_first():  # the others would say the same
+        print(f"parsgd: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import config, schema
+from parsgd import cluster, config
 from parsgd.choices import conf_dir, config_dir
 from parsgd.errors import UserError
 from parsgd.targets import ALLOWED, named_packages
@@ -18,6 +19,12 @@ from parsgd.targets import ALLOWED, named_packages
 if TYPE_CHECKING:
     from parsgd.job import Outcome
 
+# Of several processes only the first writes and shows.
+SILENT = (
+    "hydra.output_subdir=null",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
 TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 
@@ -59,20 +66,25 @@ def train(arguments: list[str]) -> int:
         overrides = OmegaConf.to_container(hydra_config.overrides.task)
         assert isinstance(overrides, list)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
-        if sweeping:
+        first = cluster.is_first()
+        if sweeping and first:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
         outcome = run_job(cfg, folder, overrides, allowed=allowed, alone=not sweeping)
         if sweeping:
-            print(_ending(outcome), flush=True)
+            if first:
+                print(_ending(outcome), flush=True)
         elif outcome.status == "completed":
-            print(f"completed: {folder}")
+            if first:
+                print(f"completed: {folder}")
         else:
-            print(f"parsgd: {_ending(outcome)}", file=sys.stderr)
+            if first:
+                print(f"parsgd: {_ending(outcome)}", file=sys.stderr)
             codes.append(2 if outcome.mistake else 1)
         return outcome.status
 
-    schema.register()
+    cluster.start(_cluster(arguments))
+    arguments = [*arguments, *(() if cluster.is_first() else SILENT)]
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     before, sys.argv = sys.argv, ["parsgd train", *_ordered(arguments)]
@@ -86,6 +98,43 @@ def train(arguments: list[str]) -> int:
     finally:
         sys.argv = before
     return codes[-1]
+
+
+def _cluster(arguments: list[str]) -> cluster.Settings:
+    """The part of the config that must be known before JAX starts, and so before Hydra.
+
+    Raises:
+        UserError: The jobs of a sweep cannot differ in it.
+    """
+    folder, _ = config_dir(arguments)
+    parser = OverridesParser.create()
+    chosen = [
+        a for a in arguments if a.lstrip("+").startswith(("cluster=", "cluster."))
+    ]
+    for override in parser.parse_overrides(chosen):
+        if override.is_sweep_override():
+            raise UserError(
+                f"{override.input_line}: all jobs of a command run in the same "
+                "processes, so this cannot be swept"
+            )
+    if not chosen and not cluster.in_environment():
+        return cluster.Settings("none")
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = hydra.compose("config", overrides=[*chosen, *_searched(folder)])
+    if missing := OmegaConf.missing_keys(cfg.cluster):
+        raise UserError(
+            f"cluster=manual needs cluster.{min(missing)}, as in cluster=manual "
+            "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 cluster.process=0"
+        )
+    return cluster.Settings(**OmegaConf.to_container(cfg.cluster))  # type: ignore[arg-type]
+
+
+def _searched(folder: Path | None) -> list[str]:
+    """The override that has Hydra look for configs in a folder of the user's too."""
+    if folder is None:
+        return []
+    path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{path}']"]
 
 
 def _ordered(arguments: list[str]) -> list[str]:
@@ -123,10 +172,7 @@ def traffic(arguments: list[str]) -> int:
                 f"{argument}: parsgd traffic has no such option. It takes one "
                 "configuration: KEY=VALUE, ~KEY and --config-dir DIR"
             )
-    if folder:
-        path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-        overrides.append(f"hydra.searchpath=['file://{path}']")
-    schema.register()
+    overrides += _searched(folder)
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
     built = config.build(cfg, allowed=_allowed(arguments, folder))

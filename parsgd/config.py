@@ -21,6 +21,7 @@ from parsgd.tasks import Task
 
 SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
 SIZES += ("epochs", "samples", "rounds", "micro_batches")
+UNSTORED = ("debug", "cluster", "checkpoint")
 FIT = ("target_accuracy", "evaluations", "train_examples", "max_bad_rounds")
 FIT += ("check_replicas",)
 
@@ -63,8 +64,8 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     finally:
         register()
     assert isinstance(plain, dict)
-    # How messages are shown is no part of what was run.
-    return {str(key): value for key, value in plain.items() if key != "debug"}
+    # How messages are shown and processes found is no part of what was run.
+    return {str(key): value for key, value in plain.items() if key not in UNSTORED}
 
 
 def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
@@ -128,7 +129,7 @@ def _check_keys(config: Mapping[str, Any]) -> None:
         (config, Config, ""),
         (config.get("placement", {}), Placement, "placement."),
     ):
-        known = [f.name for f in fields(schema) if f.name != "debug"]
+        known = [f.name for f in fields(schema) if f.name not in UNSTORED]
         if unknown := [key for key in node if key not in known]:
             raise UserError(
                 f"{prefix}{unknown[0]}: there is no such key, nothing would read it."

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 
-from parsgd import comm, placement, spmd, traffic
+from parsgd import cluster, comm, placement, spmd, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
 from parsgd.errors import UserError
@@ -167,12 +168,28 @@ class Engine:
             )
             self._rehearse(self._programs[key], args)
         jax.block_until_ready(args)
-        start = time.perf_counter()
-        state, losses, apart = self._programs[key](*args)
-        # Dispatching ahead of a result deadlocks collectives between CPU devices.
-        jax.block_until_ready(state)
-        seconds = time.perf_counter() - start
-        return Outcome(state, np.asarray(losses)[:, :count], float(apart), seconds)
+        with cluster.together(f"the {count} rounds of phase {phase}"):
+            start = time.perf_counter()
+            state, losses, apart = self._programs[key](*args)
+            # Dispatching ahead of a result deadlocks collectives between CPU devices.
+            jax.block_until_ready(state)
+            seconds = time.perf_counter() - start
+            losses = spmd.whole(losses, self.placement)
+        return Outcome(state, losses[:, :count], float(apart), self.agreed(seconds))
+
+    def agreed(self, value: float) -> float:
+        """Process 0's value on every process, where they decide by what they measured.
+
+        Such as a time: processes that dispatch different numbers of rounds would wait
+        for each other for ever.
+        """
+        if self.placement.processes == 1:
+            return value
+        with cluster.together("agreeing on a measurement"):
+            # As two integers: JAX would round a 64-bit number to 32.
+            parts = np.array([value], np.float64).view(np.uint32)
+            parts = np.asarray(multihost_utils.broadcast_one_to_all(parts))
+            return float(parts.view(np.float64)[0])
 
     def _rehearse(self, program: Any, args: tuple) -> None:
         """Run one round on a copy: what only a first call pays is not training time."""
@@ -182,7 +199,8 @@ class Engine:
             start = time.perf_counter()
             copy = spmd.put(jax.tree.map(jnp.copy, state), self.placement, self.shared)
             one = spmd.put(jnp.int32(1), self.placement, True)
-            jax.block_until_ready(program(copy, *args[1:-1], one))
+            with cluster.together("the first round"):
+                jax.block_until_ready(program(copy, *args[1:-1], one))
             self.compile_seconds += time.perf_counter() - start
 
     def readout(self, state: TrainState, phase: int) -> tuple[Params, State]:
@@ -204,7 +222,8 @@ class Engine:
             self._programs[key] = self._compile(
                 fn, (self.shared,), out, (state,), "readout"
             )
-        out = self._programs[key](state)
+        with cluster.together("the readout"):
+            out = jax.block_until_ready(self._programs[key](state))
         # One device's copy: evaluation need not run on all of them.
         return jax.tree.map(lambda x: x.addressable_shards[0].data, out)
 

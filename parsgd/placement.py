@@ -24,11 +24,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from parsgd import cluster
 from parsgd.comm import DEVICES
 from parsgd.errors import UserError
 from parsgd.words import counted
 
-LANE_CACHE_BYTES = 8 << 20
+LANE_CACHE_BYTES = 7 << 20
 LARGE_STEP_FLOPS = 1e8
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
@@ -47,6 +48,17 @@ class Placement(NamedTuple):
         return len(self.devices) * self.lanes
 
     @property
+    def processes(self) -> int:
+        """How many processes the devices belong to."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def own_device(self) -> Any:
+        """The first device that belongs to this process."""
+        here = jax.process_index()
+        return next(d for d in self.devices if d.process_index == here)
+
+    @property
     def mesh(self) -> Mesh:
         """The chosen devices as a one-axis mesh."""
         return Mesh(np.array(self.devices), (DEVICES,))
@@ -54,6 +66,8 @@ class Placement(NamedTuple):
     def describe(self) -> str:
         """One line for the start of a run."""
         devices = counted(len(self.devices), f"{self.devices[0].platform} device")
+        if self.processes > 1:
+            devices += f" of {self.processes} processes"
         return (
             f"{self.kind}: {counted(self.workers, 'worker')} = {devices} x "
             f"{counted(self.lanes, 'lane')} ({self.reason})"
@@ -121,7 +135,8 @@ def _indices(devices: int | Sequence[int] | None) -> list[int]:
 
 
 def _available(devices: int | Sequence[int] | None) -> list[Any]:
-    found, indices = jax.devices(), _indices(devices)
+    """This process's devices: all, so many, or those named."""
+    found, indices = jax.local_devices(), _indices(devices)
     needed = max(indices, default=0) + 1
     if needed > len(found):
         raise UserError(
@@ -150,8 +165,9 @@ def place(
     Args:
         workers: W >= 1.
         kind: One of `KINDS`.
-        devices: How many devices, or which (indices into ``jax.devices()``); None for
-            one (vmap, debug) or as many as divide W (shard_map, pmap, auto).
+        devices: How many devices, or which (indices into ``jax.local_devices()``), of
+            every process; None for one (vmap, debug) or as many as divide W (shard_map,
+            pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
 
@@ -164,6 +180,8 @@ def place(
     if workers < 1:
         raise UserError(f"workers={workers}: there must be at least one")
     found = _available(devices)
+    if jax.process_count() > 1:
+        return _over_processes(workers, kind, devices, found, identical)
     if kind in ("vmap", "debug"):
         if devices is not None and len(found) > 1:
             raise UserError(
@@ -198,3 +216,53 @@ def place(
         reason = counted(len(found), "accelerator")
     chosen = ("vmap" if count == 1 else "shard_map") if kind == "auto" else kind
     return Placement(chosen, tuple(found[:count]), workers // count, reason)
+
+
+def _over_processes(
+    workers: int, kind: str, devices: Any, found: Sequence[Any], identical: bool
+) -> Placement:
+    """W workers over equally many devices of every process, in the processes' order."""
+    count = jax.process_count()
+    if kind not in ("auto", "shard_map"):
+        raise UserError(
+            f"placement={kind} is for one process, and there are {count}: use "
+            "placement=auto or shard_map"
+        )
+    if workers % count:
+        below = workers // count * count
+        raise UserError(
+            f"{counted(workers, 'worker')} cannot be spread evenly over {count} "
+            f"processes: use workers={f'{below} or ' if below else ''}{below + count}, "
+            f"or start {counted(_largest_divisor(workers, count), 'process')}"
+        )
+    each = workers // count
+    if devices is not None:
+        own, reason = len(found), "devices as asked"
+        if each % own:
+            raise UserError(
+                f"{counted(each, 'worker')} of each process cannot be spread evenly "
+                f"over its {counted(own, 'device')}: use placement.devices="
+                f"{_largest_divisor(each, own)}, or another number of workers"
+            )
+    elif found[0].platform != "cpu":
+        own, reason = _largest_divisor(each, len(found)), "the processes' accelerators"
+    elif identical:
+        own, reason = 1, "workers stay equal: one device of each process"
+    else:
+        usable = max(1, cores() // cluster.on_this_host())
+        own = _largest_divisor(each, min(usable, len(found)))
+        reason = f"spread over {counted(usable, 'core')} of each process"
+    own = min(cluster.exchange("devices", str(own)), key=int)
+    chosen = []
+    for process in range(count):
+        theirs = [d for d in jax.devices() if d.process_index == process]
+        chosen += _chosen(theirs, devices, int(own))
+    return Placement("shard_map", tuple(chosen), workers // len(chosen), reason)
+
+
+def _chosen(
+    found: Sequence[Any], devices: int | Sequence[int] | None, count: int
+) -> list[Any]:
+    if devices is None or isinstance(devices, int):
+        return list(found[:count])
+    return [found[i] for i in devices]

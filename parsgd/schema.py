@@ -2,13 +2,15 @@
 
 Only the plumbing (sizes, budget, seed) has a typed schema. An algorithm, an optimizer,
 a task, a rule or a schedule is a call, ``_target_`` and arguments, whose schema is the
-function's own signature. Two resolvers help:
+function's own signature. Three resolvers help:
 
 ``${default:32,${global_batch}}``
     32, unless one of the other values is given: then null;
 ``${steps:0.5}``
     that fraction of the run's optimizer steps, as a whole number; at least 1 if the
-    fraction is not 0.
+    fraction is not 0;
+``${started:%H-%M-%S}``
+    when the command was started, the same in all of its processes.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +19,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from parsgd import cluster
+
 
 @dataclass
 class Placement:
@@ -24,6 +28,28 @@ class Placement:
 
     kind: str = "auto"
     devices: Any = None
+
+
+@dataclass
+class Cluster:
+    """How several processes find each other; see `parsgd.cluster.Settings`."""
+
+    kind: str = "auto"
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    timeout: float = 60.0
+
+
+@dataclass
+class Checkpoint:
+    """When a run saves; see `parsgd.Checkpoints`. Never, if the first three say so."""
+
+    rounds: int | None = None
+    minutes: float | None = None
+    keep_best: int = 0
+    keep_last: int = 2
+    force: bool = False
 
 
 @dataclass
@@ -38,6 +64,8 @@ class Config:
     scaling: dict[str, Any] = field(default_factory=dict)
     schedule: Any = None
     placement: Placement = field(default_factory=Placement)
+    cluster: Cluster = field(default_factory=Cluster)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     seed: int = 0
     workers: int = 1
     local_steps: int = 1
@@ -65,6 +93,7 @@ def register(steps: int | None = None) -> None:
     """
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("default", _default, replace=True)
+    OmegaConf.register_new_resolver("started", cluster.started, replace=True)
 
     def of_run(fraction: float) -> int | str:
         if steps is None:
@@ -77,3 +106,7 @@ def register(steps: int | None = None) -> None:
 
 def _default(value: Any, *others: Any) -> Any:
     return value if all(other is None for other in others) else None
+
+
+# Also where a launcher starts a process for a job, which imports this first.
+register()

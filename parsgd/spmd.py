@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from parsgd.comm import DEVICES, LANES
@@ -153,12 +154,37 @@ def put(tree: Any, placement: Placement, shared: Any) -> Any:
     """Move arrays to the placement's devices, each worker's part to its own."""
     if len(placement.devices) == 1:
         return jax.device_put(tree, placement.devices[0])
+    place = jax.device_put if placement.processes == 1 else _put_own_part
 
     def leaf(same, x):
         spec = PartitionSpec() if same else PartitionSpec(DEVICES)
-        return jax.device_put(x, NamedSharding(placement.mesh, spec))
+        return place(x, NamedSharding(placement.mesh, spec))
 
     return prefixed(leaf, shared, tree)
+
+
+def _put_own_part(x: Any, sharding: NamedSharding) -> jax.Array:
+    """An array of several processes: each moves its own workers' part to its devices.
+
+    Args:
+        x: The whole array, known to every process; or one of several processes already.
+        sharding: Where it is to be.
+    """
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return x if x.sharding == sharding else jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        kind = jax.random.key_impl(x)
+        data = _put_own_part(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=kind)
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
+
+
+def whole(tree: Any, placement: Placement) -> Any:
+    """Arrays with all workers' parts on the host, on every process."""
+    if placement.processes == 1:
+        return jax.tree.map(np.asarray, tree)
+    return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def check_replicas(tree: Any, shared: Any, placement: Placement) -> None:

@@ -23,6 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from parsgd import cluster
 from parsgd.errors import UserError
 from parsgd.messages import explain, is_mistake
 from parsgd.placement import want_cpu_devices
@@ -68,7 +69,8 @@ class Sweep(Callback):
                 _list_jobs(jobs)
                 raise SystemExit(0)
             _make_folder(folder, "hydra.sweep.dir")
-            print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
+            if cluster.is_first():
+                print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
             values = [_override(job, "placement.devices") for job in jobs]
             make_devices([config.placement.devices, *values])
         except Exception as error:
@@ -81,11 +83,15 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Build and show the report; exit with 1 if a job failed or diverged."""
         del kwargs
+        code = self._report(config) if cluster.is_first() else 0
+        if int(cluster.agree("report", str(code))):
+            raise SystemExit(1)
+
+    def _report(self, config: DictConfig) -> int:
         try:
-            bad = show_report([Path(config.hydra.sweep.dir)])
+            return min(1, show_report([Path(config.hydra.sweep.dir)]))
         except UserError as error:
             print(f"parsgd: {error}", file=sys.stderr)
-            raise SystemExit(1) from error
         except Exception as error:
             # Hydra would warn and end with 0.
             if config.get("debug"):
@@ -95,9 +101,7 @@ class Sweep(Callback):
                 f"The jobs' results are in {config.hydra.sweep.dir}",
                 file=sys.stderr,
             )
-            raise SystemExit(1) from error
-        if bad:
-            raise SystemExit(1)
+        return 1
 
 
 def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
@@ -160,6 +164,8 @@ def show_report(
 
 
 def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
+    if not cluster.is_first():
+        return
     print(counted(len(jobs), "job"))
     for number, job in enumerate(jobs):
         print(f"#{number} {' '.join(job)}".rstrip())

@@ -8,7 +8,8 @@ def counted(number: int, word: str) -> str:
         >>> counted(1, "worker"), counted(4, "worker")
         ('1 worker', '4 workers')
     """
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number} {word}{'' if number == 1 else ending}"
 
 
 def decimals(value: float, digits: int = 4) -> str:

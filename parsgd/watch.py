@@ -1,0 +1,136 @@
+"""A sign of life for the other processes of a run, and a look at theirs.
+
+Each process writes how far it has come into the run's key-value store, twice a second.
+One that stops writing is gone, one that does not come to what the others wait in is
+stuck: either ends the others with its name, instead of leaving them in a collective for
+ever.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+LOST = "process 0, which keeps the run together, is gone"
+BEAT_SECONDS = 0.5
+DEAD_SECONDS = 10.0  # without a sign of life
+
+
+class Watch:
+    """What one process knows of the others. Does nothing before `start`."""
+
+    def __init__(self):
+        self.timeout = 60.0
+        self._store: Any = None
+        self._process, self._processes = 0, 1
+        self._failure = ""
+        self._stage, self._what, self._since = 0, "", 0.0
+        self._count = 0
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def start(self, store: Any, process: int, processes: int, timeout: float) -> None:
+        """Begin to write and to look.
+
+        Args:
+            store: JAX's client of the distributed runtime.
+            process: This process.
+            processes: How many there are.
+            timeout: Seconds to wait for one that does not come.
+        """
+        self._store, self.timeout = store, timeout
+        self._process, self._processes = process, processes
+        self.beat()
+        threading.Thread(target=self._run, daemon=True, name="parsgd-watch").start()
+
+    def stop(self) -> None:
+        """The run is over: whoever leaves now is not missed."""
+        self._ended.set()
+
+    def enter(self, what: str) -> None:
+        """This process comes to something that all do together."""
+        with self._lock:
+            self._stage += 1
+            self._what, self._since = what, time.monotonic()
+
+    def leave(self) -> None:
+        """It is done."""
+        with self._lock:
+            self._what = ""
+
+    def fail(self, reason: str) -> None:
+        """This process cannot go on, or, with an empty reason, it can again."""
+        self._failure = reason.replace("\n", " ")
+        self.beat()
+
+    def beat(self) -> None:
+        """One sign of life."""
+        if self._store is None:
+            return
+        with self._lock:
+            self._count += 1
+            text = f"{self._count} {self._stage} {self._failure}"
+        key = f"parsgd/alive/{self._process}"
+        self._store.key_value_set(key, text, allow_overwrite=True)
+
+    def explain(self) -> None:
+        """After a collective failed: wait until the reason is seen; end with it."""
+        deadline = time.monotonic() + 5 + 2 * BEAT_SECONDS
+        while time.monotonic() < deadline:
+            if missing := self._missing(patience=4 * BEAT_SECONDS):
+                self._end(missing)
+            time.sleep(BEAT_SECONDS)
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            if missing := self._missing(min(DEAD_SECONDS, self.timeout)):
+                self._end(missing)
+
+    def _missing(self, patience: float) -> str | None:
+        """Who keeps the others waiting, in words."""
+        try:
+            self.beat()
+            others = self._look()
+        except Exception:  # whatever the store's connection raises
+            return None if self._ended.is_set() else LOST
+        with self._lock:
+            stage, what = self._stage, self._what
+            waited = time.monotonic() - self._since if what else 0.0
+        for other, (silent, reached, failure) in others.items():
+            name = f"process {other} of {self._processes}"
+            if silent > patience:
+                return f"{name} is gone: no sign of life for {silent:.0f} s"
+            if failure and waited > 2:
+                return f"{name} failed: {failure}"
+            if what and reached < stage and waited > self.timeout:
+                return (
+                    f"{name} has not come to {what} within cluster.timeout="
+                    f"{self.timeout:g} s: it is stuck, or slower than that"
+                )
+        return None
+
+    def _look(self) -> dict[int, tuple[float, int, str]]:
+        """Of every other process: seconds without a sign, its stage, its failure."""
+        now, out = time.monotonic(), {}
+        for key, text in self._store.key_value_dir_get("parsgd/alive/"):
+            other = int(key.rpartition("/")[2])
+            count, stage, failure = text.split(" ", 2)
+            if other == self._process:
+                continue
+            if self._seen.get(other, ("", 0.0))[0] != count:
+                self._seen[other] = (count, now)
+            out[other] = (now - self._seen[other][1], int(stage), failure)
+        return out
+
+    def _end(self, missing: str) -> None:
+        self._ended.set()
+        where = f" while waiting in {self._what}" if self._what else ""
+        message = f"parsgd: {missing}. Process {self._process} stops{where}"
+        print(message, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        if self._process == 0:
+            # It keeps the store: without it the others could not see the reason.
+            time.sleep(6 * BEAT_SECONDS)
+        os._exit(1)
