@@ -1,8 +1,5 @@
 """Top-k, random-k and threshold against numpy, and what their papers promise."""
 
-import contextlib
-import functools
-
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -12,100 +9,24 @@ import pytest
 import sparse_oracles as oracles
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
+from sparse_codes import CODES, KEY, halves, named, normal, there_and_back
+from test_comm import over
+from test_largest import PLACES
 
 from parsgd import comm, traffic
 from parsgd.compressors import (
-    Compressor,
     one_bit,
     payload_bytes,
     random_k,
     threshold,
     top_k,
 )
-from parsgd.compressors import select as selection
-from parsgd.compressors.index_packing import (
-    form,
-    index_bytes,
-    pack_indices,
-    unpack_indices,
-)
-from parsgd.placement import Placement
 from parsgd.reducers import compressed_all_reduce, error_feedback
-from parsgd.spmd import spmd
 
 SHAPES = [(), (1,), (0, 4), (7,), (2, 3), (3, 3, 8, 8)]
 RATIOS = [0.2, 0.5, 1.0]
 DTYPES = [np.float32, jnp.bfloat16]
-KEY = jax.random.key(3)
-CODES = {
-    "top_k": top_k,
-    "top_k sampled": lambda ratio: top_k(ratio=ratio, select="sampled"),
-    "random_k": random_k,
-    "random_k scaled": lambda ratio: random_k(ratio=ratio, scaled=True),
-    "threshold": lambda ratio: threshold(tau=0.5, capacity_ratio=ratio),
-}
 UNSCALED = ["top_k", "random_k", "threshold"]
-
-
-def halves() -> Compressor:
-    """Values as bfloat16."""
-    return Compressor(
-        lambda x, key: x.astype(jnp.bfloat16),
-        lambda p, like, key: p.astype(like.dtype),
-        "halves",
-        sums=True,
-    )
-
-
-def normal(shape, dtype=np.float32, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
-@functools.cache
-def named(name, ratio):
-    """One code, and so one compiled program, for each name and ratio."""
-    return CODES[name](ratio=ratio)
-
-
-@functools.cache
-def program(code):
-    def both(x, key):
-        payload = code.encode(x, key)
-        return payload, code.decode(payload, x, key)
-
-    return jax.jit(both)
-
-
-def there_and_back(code, x, key=KEY):
-    payload, decoded = program(code)(jnp.asarray(x), key)
-    return payload, np.asarray(decoded)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def choose(x, k, sample=selection.SAMPLE, sampled=False):
-    """`largest`; arrays longer than ``sample`` take the way of the large ones."""
-    with small_samples(sample):
-        return selection.largest(x, k, sampled=sampled)
-
-
-@contextlib.contextmanager
-def small_samples(size):
-    old, selection.SAMPLE = selection.SAMPLE, size
-    try:
-        yield
-    finally:
-        selection.SAMPLE = old
-
-
-def over(fn, place, *args):
-    """Run one worker's ``fn`` on arrays with a leading worker axis."""
-    kind, devices, lanes = place
-    where = Placement(kind, tuple(jax.devices()[:devices]), lanes)
-    run = jax.jit(spmd(fn, where, (False,) * len(args), False, args))
-    return jax.tree.map(np.asarray, run(*args))
-
-
-PLACES = [("vmap", 1, 3), ("vmap", 1, 4), ("shard_map", 4, 1), ("shard_map", 2, 2)]
 
 
 def test_B7_the_largest_by_absolute_value():
@@ -204,106 +125,6 @@ def test_zero_stays_zero(name):
         np.testing.assert_array_equal(got, np.zeros(shape))
 
 
-HARD = {
-    "normal": lambda n: normal(n),
-    "heavy tails": lambda n: normal(n) ** 5,
-    "all equal": lambda n: np.full(n, -2.0, np.float32),
-    "zero": lambda n: np.zeros(n, np.float32),
-    "few values": lambda n: np.round(normal(n)).astype(np.float32),
-    "rising": lambda n: np.arange(n, dtype=np.float32),
-    "falling": lambda n: -np.arange(n, 0, -1, dtype=np.float32),
-    "sample sees zeros": lambda n: normal(n) * (np.arange(n) % (n // 64) != 0),
-    "sample sees the largest": lambda n: (
-        normal(n) * (1 + 99 * (np.arange(n) % (n // 64) == 0))
-    ).astype(np.float32),
-    "one spike": lambda n: np.where(np.arange(n) == n - 1, 1e30, 1e-30).astype("f"),
-    "mostly NaN": lambda n: np.where(np.arange(n) % 9, np.nan, normal(n)).astype("f"),
-    "all NaN": lambda n: np.full(n, np.nan, np.float32),
-    "NaN and inf": lambda n: np.where(
-        np.arange(n) % 50 == 1, np.nan, np.where(np.arange(n) % 70 == 2, np.inf, 1)
-    ).astype(np.float32),
-    "subnormal": lambda n: (normal(n) * 1e-40).astype(np.float32),
-}
-
-
-@pytest.mark.parametrize("n", [65, 449, 4000])
-@pytest.mark.parametrize("hard", HARD)
-def test_large_arrays_choose_as_the_oracle(hard, n):
-    x = HARD[hard](n)
-    for k in (1, n // 10, n - 1):
-        got = choose(x, k, 64)
-        np.testing.assert_array_equal(got, oracles.largest(x, k), str(k))
-
-
-@pytest.mark.parametrize("hard", HARD)
-def test_sampled_choice_sends_the_largest_it_knows(hard):
-    n, k = 4000, 40
-    x = HARD[hard](n)
-    got = np.asarray(choose(x, k, 64, True))
-    assert len({*got.tolist()}) == k and (np.diff(got) > 0).all()
-    numbers = np.count_nonzero(~np.isnan(x))
-    assert np.count_nonzero(~np.isnan(x[got])) == min(k, numbers)
-    size = np.abs(np.where(np.isnan(x), 0, x))
-    assert size[got].max() == size.max()
-
-
-@pytest.mark.parametrize("hard", ["normal", "few values", "falling", "one spike"])
-def test_sampled_choice_is_exact_where_the_sample_is_like_the_rest(hard):
-    x = HARD[hard](200_001)
-    got = choose(x, 2000, sampled=True)
-    np.testing.assert_array_equal(got, oracles.largest(x, 2000))
-
-
-def test_large_arrays_under_vmap_scan_and_shard_map():
-    rows = np.stack([make(1500) for make in HARD.values()])
-    want = [oracles.largest(x, 30) for x in rows]
-    pick = lambda x: choose(x, 30, 64)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(pick))(rows), want)
-    np.testing.assert_array_equal(jax.jit(lambda x: jax.lax.map(pick, x))(rows), want)
-    for place in PLACES[1:]:
-        some = rows[:4]
-        np.testing.assert_array_equal(over(pick, place, some), want[:4])
-
-
-def test_every_set_bit_is_found():
-    for density in (0.0, 0.01, 0.5, 1.0):
-        mask = np.random.default_rng(0).random(1000) < density
-        words = selection.pack_words(jnp.asarray(mask))
-        assert words.shape == (32,) and words.dtype == jnp.uint32
-        where = np.flatnonzero(mask)
-        got = selection.positions(words, 1000)[: len(where)]
-        np.testing.assert_array_equal(got, where)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.data())
-def test_indices_come_back_from_the_narrowest_form(data):
-    n = data.draw(st.sampled_from([1, 2, 3, 17, 100, 1000, 5000]))
-    k = data.draw(st.sampled_from(sorted({0, 1, 2, n // 50, n // 5, n // 2, n})))
-    k = min(k, n)
-    seed = data.draw(st.integers(0, 99))
-    index = np.sort(np.random.default_rng(seed).permutation(n)[:k]).astype(np.int32)
-    packed = pack_indices(jnp.asarray(index), n)
-    assert packed.dtype == jnp.uint8
-    assert packed.size == index_bytes(k, n) == oracles.index_bytes(k, n)
-    np.testing.assert_array_equal(unpack_indices(packed, k, n), index)
-    if 0 < k < n and form(k, n).unary:
-        lower, upper = oracles.elias_fano_bits(index.tolist(), form(k, n).width)
-        bits = oracles.bytes_of(lower) + oracles.bytes_of(upper)
-        # The bitmap has room for the largest index, with zeros after the last one.
-        assert packed.tolist() == bits + [0] * (packed.size - len(bits))
-
-
-def test_one_percent_of_seven_million_indices_take_nine_bits():
-    n, k = 6_900_000, 69_000
-    assert 8 * index_bytes(k, n) / k < 8.6
-    like = jax.ShapeDtypeStruct((n,), jnp.float32)
-    assert payload_bytes(top_k(), like) == 4 * k + oracles.index_bytes(k, n)
-    assert payload_bytes(random_k(), like) == 4 * k
-    half = payload_bytes(top_k(values=halves()), like)
-    assert half == 2 * k + oracles.index_bytes(k, n)
-
-
 def test_values_through_another_code():
     x = normal((20, 30))
     code = top_k(ratio=0.1, values=one_bit(levels="leaf"))
@@ -364,39 +185,6 @@ def test_threshold_includes_tau_itself():
     np.testing.assert_array_equal(got, [2, -2, 0])
 
 
-def draws(code, x, count):
-    keys = jax.random.split(jax.random.key(7), count)
-    both = lambda key: code.decode(code.encode(x, key), x, key)
-    return np.asarray(jax.jit(jax.vmap(both))(keys), float)
-
-
-def test_random_k_contracts_in_expectation():
-    x = jnp.asarray(normal(20) * np.arange(1, 21, dtype=np.float32))
-    sent = draws(random_k(ratio=0.25), x, 4000)
-    assert (np.count_nonzero(sent, axis=1) == 5).all()
-    # Every entry is as likely as any other, and every pair.
-    chosen = (sent != 0).astype(float)
-    np.testing.assert_allclose(chosen.mean(0), 0.25, atol=5 * np.sqrt(0.1875 / 4000))
-    pairs = chosen.T @ chosen / 4000
-    apart = ~np.eye(20, dtype=bool)
-    np.testing.assert_allclose(pairs[apart], 5 * 4 / (20 * 19), atol=0.02)
-    error = np.sum((np.asarray(x, float) - sent) ** 2, axis=1)
-    energy = np.sum(np.asarray(x, float) ** 2)
-    spread = error.std() / np.sqrt(4000)
-    assert abs(error.mean() - 0.75 * energy) < 5 * spread
-
-
-def test_scaled_random_k_is_unbiased_with_its_exact_variance():
-    x = jnp.asarray(normal(20))
-    sent = draws(random_k(ratio=0.25, scaled=True), x, 4000)
-    v = np.asarray(x, float)
-    deviation = np.abs(v) * np.sqrt(3 / 4000)
-    assert (np.abs(sent.mean(0) - v) < 5 * deviation).all()
-    error = np.sum((sent - v) ** 2, axis=1)
-    spread = error.std() / np.sqrt(4000)
-    assert abs(error.mean() - (20 / 5 - 1) * np.sum(v**2)) < 5 * spread
-
-
 def test_facts_of_the_codes():
     plain, scaled = random_k(), random_k(scaled=True)
     for code in (plain, scaled):
@@ -406,40 +194,6 @@ def test_facts_of_the_codes():
         assert code.contracts and not code.sums and not code.stochastic
     with pytest.raises(ValueError, match="random_k scaled"):
         error_feedback(scaled)
-
-
-@pytest.mark.parametrize("place", PLACES, ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}")
-def test_B13_random_k_chooses_alike_on_all_workers_and_anew_each_step(place):
-    workers = place[1] * place[2]
-    x = {"w": 1 + np.abs(normal((workers, 8, 25)))}
-    for scaled in (False, True):
-        reducer = compressed_all_reduce(random_k(ratio=0.1, scaled=scaled), seed=5)
-
-        def two_steps(g, reducer=reducer):
-            first, state = reducer.update(g, reducer.init(g))
-            second, _ = reducer.update(g, state)
-            return first["w"], second["w"]
-
-        steps = over(two_steps, place, x)
-        factor = 10 if scaled else 1
-        for step in steps:
-            chosen = step[0] != 0
-            assert chosen.sum() == 20
-            for mine in step:
-                np.testing.assert_array_equal(mine, step[0])
-            np.testing.assert_allclose(
-                step[0][chosen], factor * x["w"].mean(0)[chosen], rtol=1e-5
-            )
-        assert ((steps[0][0] != 0) != (steps[1][0] != 0)).any()
-
-
-def test_random_k_depends_on_the_seed():
-    x = {"w": jnp.asarray(1 + np.abs(normal((8, 25))))}
-    both = []
-    for seed in (0, 1):
-        reducer = compressed_all_reduce(random_k(ratio=0.1), seed=seed)
-        both.append(np.asarray(reducer.update(x, reducer.init(x))[0]["w"]))
-    assert ((both[0] != 0) != (both[1] != 0)).any()
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}")

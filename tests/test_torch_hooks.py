@@ -10,7 +10,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_reducers import first_q, gradients, trajectory
+from reducing import gradients, trajectory
+from test_power_sgd import first_q
 
 from parsgd.reducers import power_sgd
 
