@@ -16,6 +16,7 @@ from parsgd.report.answer import sentences, tiles
 from parsgd.report.plots import plots
 from parsgd.report.study import (
     accuracy_range,
+    axes_of,
     curve,
     drawn,
     front,
@@ -236,9 +237,35 @@ def test_tasks_are_kept_apart(tmp_path):
     assert "<h3>fashion_mnist</h3>" in paths.page.read_text()
 
 
+def test_curves_that_end_far_apart_share_a_logarithmic_axis(tmp_path):
+    for workers, speed in ((2, 1.0), (4, 7.0)):
+        last = {"seconds": speed, "samples": 900, "bytes": 5, "test_accuracy": 0.9}
+        half = last | {"round": 4, "seconds": speed / 2}
+        start = {"round": 0, "seconds": 0, "samples": 0, "test_accuracy": 0.1}
+        lines = [start, half, last | {"round": 9}]
+        fake_jobs.write_job(tmp_path / str(workers), lines, workers=workers)
+    (part,) = subject(tmp_path).parts
+    assert [a.key for a in axes_of(part.entries) if a.log] == ["seconds", "bytes"]
+    drawn = {name: made.layout.xaxis for name, (_, made) in plots(part).items()}
+    assert drawn["seconds"].type == "log" and drawn["samples"].type is None
+    # 100m would read as minutes.
+    assert drawn["seconds"].tickformat == "~g"
+    (alone,) = subject(tmp_path / "2").parts
+    assert [a.key for a in axes_of(alone.entries) if a.log] == ["bytes"]
+
+
+def test_the_page_says_how_its_table_is_sorted(sweep, tmp_path):
+    page = report.build(sweep, out=tmp_path, sort="bytes").page.read_text()
+    assert "Fewest bytes to the target first, then those that missed it." in page
+    page = report.build(sweep, out=tmp_path, sort="accuracy").page.read_text()
+    assert "The most accurate first." in page
+
+
 def test_two_machines_are_told(tmp_path, monkeypatch):
     fake_job(tmp_path / "0", workers=1)
-    monkeypatch.setattr(results, "machine", lambda devices: {"cpu": "another", "devices": ["cpu"]})
+    monkeypatch.setattr(
+        results, "machine", lambda devices: {"cpu": "another", "devices": ["cpu"]}
+    )
     fake_job(tmp_path / "1", workers=2)
     assert "ran on different machines" in report.build(tmp_path).page.read_text()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parsgd.report.study import Part
-from parsgd.results.export import number, plus_minus, size
+from parsgd.results.export import number, plus_minus, seconds, size
 from parsgd.results.ranking import always_reached
 
 Row = dict[str, Any]
@@ -143,9 +143,7 @@ def _target(part: Part) -> str:
 
 
 def _seconds(row: Row) -> str:
-    value = row["seconds_to_target"]
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return plus_minus(value, row["seconds_to_target_sem"], digits) + " s"
+    return seconds(row["seconds_to_target"], row["seconds_to_target_sem"]) + " s"
 
 
 def _accuracy(row: Row) -> str:

@@ -6,14 +6,19 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    EngFormatter,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 from parsgd.report.study import (
-    AXES,
     Entry,
     Part,
     Study,
     accuracy_range,
+    axes_of,
     curves_of,
     drawn,
     front,
@@ -61,22 +66,27 @@ def convergence(part: Part) -> Figure | None:
     if not entries:
         return None
     figure = Figure(figsize=(11, 8), layout="constrained")
-    for axes, axis in zip(figure.subplots(2, 2, sharey=True).flat, AXES, strict=True):
+    panels = figure.subplots(2, 2, sharey=True).flat
+    for panel, axis in zip(panels, axes_of(entries), strict=True):
         for entry in entries:
-            _line(axes, entry, axis.key, axis.log)
+            _line(panel, entry, axis.key, axis.log)
         if part.target.value is not None:
-            axes.axhline(part.target.value, color="0.5", lw=1, ls=(0, (4, 4)), zorder=0)
-        _finish(axes, axis.title, MEASURES[part.measure])
-        if axis.log and axes.dataLim.x1 > 0:
-            axes.set_xscale("log")
+            panel.axhline(
+                part.target.value, color="0.5", lw=1, ls=(0, (4, 4)), zorder=0
+            )
+        _finish(panel, axis.title, MEASURES[part.measure])
+        if axis.log and panel.dataLim.x1 > 0:
+            panel.set_xscale("log")
         elif axis.log:
-            axes.set_xticks([])
-            axes.text(0.5, 0.5, "one worker sends nothing", transform=axes.transAxes)
-        unit = "B" if axis.key == "bytes" else ""
-        if axis.key != "seconds":  # "5m" would read as minutes
-            axes.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
+            panel.set_xticks([])
+            panel.text(0.5, 0.5, "one worker sends nothing", transform=panel.transAxes)
+        if axis.key == "seconds":  # "5m" would read as minutes
+            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        else:
+            unit = "B" if axis.key == "bytes" else ""
+            panel.xaxis.set_major_formatter(EngFormatter(unit, sep=""))
         if part.measure == "test_accuracy":
-            axes.set_ylim(accuracy_range(entries, part.target.value))
+            panel.set_ylim(accuracy_range(entries, part.target.value))
     total = len(curves_of(part.entries))
     shown = (
         f"; {len(entries)} of {total} configurations" if len(entries) < total else ""

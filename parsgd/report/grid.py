@@ -37,7 +37,7 @@ FORMS = {
     "bytes_per_round": "bytes",
     "dense_over_sent": "number",
 }
-PAGE = 15  # rows
+PAGE = 25  # rows
 # Columns that carry the error and n of another, shown with it and never alone.
 ERRORS = {
     "accuracy": ("accuracy_sem", "n"),
@@ -91,7 +91,7 @@ def grid(table: pl.DataFrame) -> str:
             "bottomStart": "info",
             "bottomEnd": "paging" if table.height > PAGE else None,
         },
-        lengthMenu=[PAGE, 50, {"label": "all", "value": -1}],
+        lengthMenu=[PAGE, 100, {"label": "all", "value": -1}],
         text_in_header_can_be_selected=False,
         order=[],
         format_floats_in_python=False,

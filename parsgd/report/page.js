@@ -130,8 +130,11 @@ const parsgd = (() => {
     const [sem, n] = beside.map((i) => row[i]);
     const error = (k) => (sem == null ? "" : ` ± ${sem.toFixed(k)}`);
     if (form === "accuracy") return `${value.toFixed(4)}${error(4)} (n=${n})`;
-    if (form === "seconds") return value < 100 ? `${value.toFixed(2)}${error(2)}`
-      : `${whole.format(value)}${error(0)}`;
+    if (form === "seconds") { // finer where it is short, as the terminal has it
+      const k = value < 1 ? 4 : 2;
+      return value < 100 ? `${value.toFixed(k)}${error(k)}`
+        : `${whole.format(value)}${error(0)}`;
+    }
     if (form === "bytes") return bytes(value);
     return form === "count" ? whole.format(value) : digits(3).format(value);
   }

@@ -55,6 +55,7 @@ def render(study: Study) -> str:
         css=_asset("page.css"),
         subtitle=_subtitle(study),
         answers="".join(_answer(part, len(study.parts) > 1) for part in study.parts),
+        sorted=_sorted(study.sort),
         grid=grid(study.table),
         plots="".join(_plots(i, part, figures) for i, part in enumerate(study.parts)),
         problems=_problems(study),
@@ -158,6 +159,12 @@ def _by_number(text: str) -> tuple[float, str]:
 def _dashes(study: Study) -> dict[str, str]:
     counts = worker_counts([entry.group for entry in _entries(study)])
     return {str(n): DASHES[i % len(DASHES)] for i, n in enumerate(counts)}
+
+
+def _sorted(sort: str) -> str:
+    if sort == "accuracy":
+        return "The most accurate first."
+    return f"Fewest {sort} to the target first, then those that missed it."
 
 
 def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> str:

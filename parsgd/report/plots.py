@@ -13,11 +13,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from parsgd.report.study import (
-    AXES,
     Axis,
     Entry,
     Part,
     accuracy_range,
+    axes_of,
     drawn,
     front,
     scaling_lines,
@@ -34,7 +34,7 @@ def plots(part: Part) -> dict[str, tuple[str, go.Figure]]:
     entries = drawn(part.entries, LINES)
     made = {}
     measure = MEASURES[part.measure].capitalize()
-    for axis in AXES:
+    for axis in axes_of(entries):
         shown = [e for e in entries if e.curve and (max(e.curve.x[axis.key]) > 0)]
         if shown:
             against = axis.title.partition(",")[0].partition(" (")[0]
@@ -72,10 +72,12 @@ def _convergence(part: Part, entries: Sequence[Entry], axis: Axis) -> go.Figure:
         figure.add_traces(_curve(entry, axis, thin=len(entries) > CROWD))
     # The first entry is the first drawn and would lie below: the best goes on top.
     figure.data = figure.data[::-1]
-    unit = "B" if axis.key == "bytes" else ""
-    figure.update_xaxes(title=axis.title, tickformat="~s", ticksuffix=unit)
+    # "100m" would read as minutes.
+    form = "~g" if axis.key == "seconds" else "~s"
+    figure.update_xaxes(title=axis.title, tickformat=form)
     if axis.log:
-        figure.update_xaxes(type="log", dtick="D1" if _narrow(entries) else 1)
+        narrow = _narrow(entries, axis.key)
+        figure.update_xaxes(type="log", dtick="D2" if narrow else 1)
     figure.update_yaxes(title=MEASURES[part.measure])
     if part.measure == "test_accuracy":
         low, top = accuracy_range(entries, part.target.value)
@@ -85,7 +87,7 @@ def _convergence(part: Part, entries: Sequence[Entry], axis: Axis) -> go.Figure:
             y=part.target.value,
             line={"dash": "4px,4px", "width": 1, "color": "#888888"},
             annotation={"text": f"target {part.target.value:g}", "font": {"size": 11}},
-            annotation_position="bottom right",
+            annotation_position="top left",
         )
     return figure
 
@@ -212,10 +214,10 @@ def about(entry: Entry) -> str:
     return "<br>".join(lines)
 
 
-def _narrow(entries: Sequence[Entry]) -> bool:
-    """Whether the bytes span so little that powers of ten alone would label nothing."""
-    values = [x for e in entries if e.curve for x in e.curve.x["bytes"] if x > 0]
-    return max(values) / min(values) < 100
+def _narrow(entries: Sequence[Entry], key: str) -> bool:
+    """Whether they span so little that powers of ten would label next to nothing."""
+    values = [x for e in entries if e.curve for x in e.curve.x[key] if x > 0]
+    return max(values) / min(values) < 1000
 
 
 def _faint(color: str) -> str:

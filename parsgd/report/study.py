@@ -19,15 +19,16 @@ class Axis(NamedTuple):
 
     key: str  # in metrics.jsonl
     title: str
-    log: bool
+    log: bool = False
 
 
 AXES = (
-    Axis("samples", "samples, all workers", False),
-    Axis("seconds", "training time (s)", False),
-    Axis("round", "rounds", False),
-    Axis("bytes", "bytes sent per worker", True),
+    Axis("samples", "samples, all workers"),
+    Axis("seconds", "training time (s)"),
+    Axis("round", "rounds"),
+    Axis("bytes", "bytes sent per worker", log=True),
 )
+UNEQUAL = 6  # times: curves whose ends are further apart share no linear axis
 
 
 class Curve(NamedTuple):
@@ -63,6 +64,7 @@ class Study(NamedTuple):
 
     jobs: list[Job]
     table: pl.DataFrame
+    sort: str  # what the table is sorted by
     parts: list[Part]
 
 
@@ -90,7 +92,7 @@ def study(
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
         parts.append(Part(task, goal, measure, entries))
     table = table_of_groups(groups, goals, sort)
-    return Study(jobs, table, sorted(parts, key=lambda part: part.task))
+    return Study(jobs, table, sort, sorted(parts, key=lambda part: part.task))
 
 
 def curve(group: Group, measure: str) -> Curve | None:
@@ -127,6 +129,18 @@ def curve(group: Group, measure: str) -> Curve | None:
         runs=len(by_round),
         status=jobs[0].status,
     )
+
+
+def axes_of(entries: Sequence[Entry]) -> list[Axis]:
+    """The axes for these curves: logarithmic where some end long before others."""
+
+    def fitted(axis: Axis) -> Axis:
+        ends = [e.curve.x[axis.key][-1] for e in entries if e.curve]
+        ends = [end for end in ends if end > 0]
+        unequal = max(ends, default=0) > UNEQUAL * min(ends, default=0)
+        return axis._replace(log=axis.log or unequal)
+
+    return [fitted(axis) for axis in AXES]
 
 
 def drawn(entries: Sequence[Entry], limit: int) -> list[Entry]:

@@ -120,6 +120,16 @@ def plus_minus(mean: float | None, sem: float | None, digits: int = 4) -> str:
     )
 
 
+def seconds(mean: float, sem: float | None) -> str:
+    """Seconds with their standard error, as finely as their size asks for.
+
+    Example:
+        >>> seconds(0.01234, None), seconds(12.34, 0.5), seconds(1234.5, 20.0)
+        ('0.0123', '12.34 ± 0.50', '1234 ± 20')
+    """
+    return plus_minus(mean, sem, 4 if mean < 1 else 2 if mean < 100 else 0)
+
+
 def _says_nothing(table: pl.DataFrame, name: str) -> bool:
     if name == "task":
         return table[name].n_unique() < 2
@@ -144,8 +154,7 @@ def _text(row: dict, name: str) -> str:
     if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
     if name == "seconds_to_target":
-        digits = 4 if value < 1 else 2 if value < 100 else 0
-        return plus_minus(value, row["seconds_to_target_sem"], digits)
+        return seconds(value, row["seconds_to_target_sem"])
     if name in COLUMNS and COLUMNS[name].unit == "B":
         return size(value)
     if isinstance(value, bool):
