@@ -29,6 +29,7 @@ class Display(Observer):
         self._bar: Progress | None = None
         self._row = TaskID(0)
         self._accuracy: float | None = None
+        self._last = ""
 
     def __enter__(self) -> "Display":
         return self
@@ -36,12 +37,18 @@ class Display(Observer):
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+            # The bar leaves nothing behind: what the run came to stays.
+            self._print(self._last)
 
     def say(self, text: str) -> None:
         """Print a line, and log it."""
         log.info(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         # No wrapping: lines are read by programs too, where there is no terminal.
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if text:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Sizes, learning rate, placement and traffic; then the bar."""
@@ -54,7 +61,7 @@ class Display(Observer):
         if self._console.is_terminal:
             text = TextColumn("{task.fields[text]}", markup=False)
             self._bar = Progress(
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=self._console.width // 6),
                 TextColumn("{task.percentage:>3.0f}%"),
                 text,
                 TimeRemainingColumn(),
@@ -67,7 +74,9 @@ class Display(Observer):
     def progress(self, step: int, steps: int, record: Record) -> None:
         """Move the bar."""
         if self._bar is not None:
-            text = _text(record, self._accuracy)
+            # What is left of the line beside the bar, its share and the time to go.
+            room = self._console.width * 5 // 6 - len(" 100%  0:00:00 ")
+            text = _text(record, self._accuracy, room)
             self._bar.update(self._row, completed=step, total=steps, text=text)
 
     def record(self, record: Record) -> None:
@@ -77,7 +86,8 @@ class Display(Observer):
         line += _text(record, self._accuracy)
         log.info(line)
         if self._bar is None:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(line)
+        self._last = line
 
 
 def compare(sent: float, dense: float, when: str = "per round") -> str:
@@ -119,7 +129,8 @@ def per_round(first: int = 0, last: int | None = None) -> str:
     return f"per round{since} until step {last}"
 
 
-def _text(record: Record, accuracy: float | None) -> str:
+def _text(record: Record, accuracy: float | None, room: int | None = None) -> str:
+    """What is known so far, as much of it as there is room for."""
     loss = record.get("batch_loss")
     parts = [f"loss {decimals(loss)}"] if loss is not None else []
     if accuracy is not None:
@@ -128,4 +139,8 @@ def _text(record: Record, accuracy: float | None) -> str:
         rate = record["samples"] / record["seconds"]
         parts.append(f"{rate:,.0f} samples/s on average")
     parts.append(f"{decimal(round(record['bytes']))} sent")
-    return ", ".join(parts)
+    text = ", ".join(parts)
+    while room is not None and len(text) > room and len(parts) > 1:
+        parts.pop()
+        text = ", ".join(parts)
+    return text

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from command_line import command  # noqa: F401
@@ -51,3 +52,28 @@ def test_traffic_of_one_phase_needs_no_sum(command):  # noqa: F811
     code, out, _ = command("traffic", "strategy=local_sgd", "workers=4", "epochs=2")
     assert code == 0
     assert "per round a worker sends" in out and "whole run" not in out
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, "loss 0.2500, accuracy 0.7500 "),
+        (120, "loss 0.2500, accuracy 0.7500, 320 samples/s on average, 5.0 MB sent "),
+    ],
+)
+def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, no_color=True, width=width)
+    record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
+    record |= {"batch_loss": 0.25, "test_accuracy": 0.75}
+    with Display(console) as display:
+        display.start({"bytes_per_round": 0, "bytes_dense_per_round": 0}, [])
+        display.record(record)
+        display.progress(5, 10, record)
+    plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", out.getvalue())
+    frames = re.split(r"[\r\n]+", plain)
+    (bar,) = {frame for frame in frames if " 50% " in frame}
+    assert f" 50% {shown}" in bar and "━" * 6 in bar
+    assert len(bar) <= width and "…" not in bar
+    last = "step 5, epoch 0.50: loss 0.2500, accuracy 0.7500, 320 samples/s on average"
+    assert frames[-2].startswith(last)
