@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parsgd import comm, compressors, models, reducers, scaling, strategies, traffic
+    from parsgd.checkpoint import Checkpoints
     from parsgd.compressors import one_bit
     from parsgd.core import Phase, Strategy, TrainState
     from parsgd.errors import UserError
@@ -64,6 +65,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Checkpoints",
     "Observer",
     "Phase",
     "Placement",
@@ -114,6 +116,7 @@ __all__ = [
 
 # Where the names of __all__ stand; the others are modules of their own.
 _HOMES = {
+    "checkpoint": ("Checkpoints",),
     "compressors": ("one_bit",),
     "core": ("Phase", "Strategy", "TrainState"),
     "errors": ("UserError",),

@@ -16,7 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from parsgd import results
+from parsgd import cluster, results
+from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.settings import FolderError
 from parsgd.config import Built, build, resolved
 from parsgd.errors import UserError
 from parsgd.progress import Display
@@ -25,6 +27,7 @@ from parsgd.targets import ALLOWED
 from parsgd.train import Observer, Record, fit
 
 log = logging.getLogger(__name__)
+CHECKPOINTS = "checkpoints"
 
 
 class Outcome(NamedTuple):
@@ -69,27 +72,35 @@ def run_job(
     Raises:
         UserError: The folder cannot be written.
     """
-    console = console or Console()
+    first = cluster.is_first()
+    console = console or Console(quiet=not first)
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     display = Display(console)
     recorder = _Recorder(folder, display)
     config = _as_stored(cfg)
-    if done := _settled(folder, config):
+    if done := cluster.agree("settled", _settled(folder, config)):
         return Outcome(done, skipped=True)
     try:
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
-        if done := _settled(folder, config):
+        if done := cluster.agree("settled", _settled(folder, config)):
             return Outcome(done, skipped=True)
         if (folder / RESULT).exists():
             display.say("its config has changed or it failed: it is run again")
-        outcome, measured = _train(built, display, recorder)
+        checkpoints = _checkpoints(cfg, folder)
+        outcome, measured = _train(built, display, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
         outcome = Outcome("failed", _reason(error), isinstance(error, UserError))
+        with cluster.failing(_reason(error)):
+            outcome = _agreed(outcome)
+        if not first:
+            return outcome
+        if isinstance(error, FolderError) and not recorder.begun:
+            return outcome  # the folder is another run's
         if not recorder.begun:
             if alone and outcome.mistake:
                 _remove_if_empty(folder)
@@ -99,9 +110,27 @@ def run_job(
         log.info("the job failed:\n%s", traceback.format_exc())
         measured = {"summary": {}, "final": None, "best": None}
         measured["machine"] = results.machine()
+    else:
+        outcome = _agreed(outcome)
+        if not first:
+            return outcome
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
     results.finish(folder, record | measured | {"versions": results.versions()})
     return outcome
+
+
+def _agreed(outcome: Outcome) -> Outcome:
+    """The same, with what other processes say of their end if they say otherwise."""
+    reasons = cluster.exchange("end of job", outcome.reason or "")
+    others = [
+        f"process {number}: {reason}"
+        for number, reason in enumerate(reasons)
+        if reason not in ("", reasons[0])
+    ]
+    if not others:
+        return outcome
+    reason = "; ".join([reasons[0], *others] if reasons[0] else others)
+    return outcome._replace(status="failed", reason=reason)
 
 
 def cache_compilations() -> None:
@@ -129,20 +158,56 @@ class _Recorder(Observer):
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         # Not before: `fit` has refused by now what it refuses.
-        results.begin(self._folder, self.config)
+        if cluster.is_first():
+            results.begin(self._folder, self.config)
         self.begun = True
         self._display.start(summary, (*lines, *self.lines))
+
+    def resumed(self, history: Sequence[Record]) -> None:
+        # What came after the checkpoint is computed again.
+        for record in history if cluster.is_first() else ():
+            results.append(self._folder, record)
 
     def progress(self, step: int, steps: int, record: Record) -> None:
         self._display.progress(step, steps, record)
 
     def record(self, record: Record) -> None:
-        results.append(self._folder, record)
+        if cluster.is_first():
+            results.append(self._folder, record)
         self._display.record(record)
 
 
+def _checkpoints(cfg: DictConfig, folder: Path) -> Checkpoints | None:
+    """What the config says of checkpoints; they are in a folder of the job's folder.
+
+    Raises:
+        FolderError: They are off, but the folder holds some.
+    """
+    node, where = cfg.checkpoint, folder / CHECKPOINTS
+    if node.rounds is None and node.minutes is None and not node.keep_best:
+        if where.is_dir() and any(path.name.isdigit() for path in where.iterdir()):
+            raise FolderError(
+                f"{where} holds checkpoints, and without checkpoint.rounds or "
+                "checkpoint.minutes this run would start anew beside them: give one of "
+                "the two to go on, or choose another folder with hydra.run.dir=DIR"
+            )
+        return None
+    return Checkpoints(
+        where,
+        every_rounds=node.rounds,
+        every_minutes=node.minutes,
+        keep_last=node.keep_last,
+        keep_best=node.keep_best,
+        force=node.force,
+        config=resolved(cfg),
+    )
+
+
 def _train(
-    built: Built, display: Display, recorder: _Recorder
+    built: Built,
+    display: Display,
+    recorder: _Recorder,
+    checkpoints: Checkpoints | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     _reset_peak_memory()
     recorder.config, recorder.lines = built.config, built.lines
@@ -151,6 +216,7 @@ def _train(
             built.task,
             built.strategy,
             observer=recorder,
+            checkpoints=checkpoints,
             **built.arguments,
         )
     summary = run.summary | built.facts | {"peak_memory_bytes": _peak_memory()}
@@ -181,15 +247,15 @@ def _as_written(cfg: DictConfig, key: Any) -> Any:
         return raw[key]
 
 
-def _settled(folder: Path, config: dict[str, Any]) -> str | None:
+def _settled(folder: Path, config: dict[str, Any]) -> str:
     """The status of this config's run in the folder, if it need not be repeated."""
     try:
         result = json.loads((folder / RESULT).read_text())
     except (OSError, ValueError):
-        return None
+        return ""
     same = result.get("config") == json.loads(json.dumps(config, default=str))
     status = result.get("status")
-    return status if same and status in ("completed", "diverged") else None
+    return status if same and status in ("completed", "diverged") else ""
 
 
 def _remove_if_empty(folder: Path) -> None:

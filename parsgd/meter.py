@@ -1,6 +1,11 @@
-"""Counts what a run has done, and cuts it into dispatches."""
+"""Counts what a run has done, and cuts it into dispatches.
 
-from collections.abc import Callable, Iterator, Sequence
+How rounds are grouped depends on time, so no count may depend on how they are grouped:
+bytes come from numbers of rounds, losses are added up round by round.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,23 +37,46 @@ class Meter:
         longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
         self._step_seconds = 0.0
-        self._losses: list[np.ndarray] = []
+        self._loss: float | None = None
+        self._loss_sum, self._loss_rounds = 0.0, 0
         self._bad = 0
-        self.round = self.step = 0
-        self.bytes = self.seconds = self.spread = 0.0
+        self._rounds = dict.fromkeys(kinds, 0)
+        self._bytes_before = 0.0
+        self.round, self.step = plan.origin.round, plan.origin.step
+        self.phase = 0
+        self.seconds = self.spread = 0.0
         self.diverged: str | None = None
 
-    def dispatches(self, part: Segment) -> Iterator[tuple]:
+    @property
+    def bytes(self) -> float:
+        """Sent by a worker so far."""
+        sent = sum(count * self._sent[kind] for kind, count in self._rounds.items())
+        return self._bytes_before + sent
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last round's loss was finite."""
+        return self._bad == 0
+
+    def dispatches(
+        self, part: Segment, limit: Callable[[int], int | None] = lambda round: None
+    ) -> Iterator[tuple]:
         """Indices, weights and round counts that make up ``part``, as time allows.
 
         A dispatch takes about half a second, so that progress is seen and a diverged
         run ends soon; the first one is short, to learn the speed.
+
+        Args:
+            part: What to run.
+            limit: Most rounds to dispatch after a round, or None.
         """
         todo, h = part.rounds, part.local_steps
         capacity = self._capacity[part[:2]]
         while todo and not self.diverged:
-            wanted = SECONDS_PER_DISPATCH / self._step_seconds / h if self.step else 1
-            count = min(todo, capacity, max(1, int(wanted)))
+            known = self._step_seconds
+            wanted = SECONDS_PER_DISPATCH / known / h if known else 1
+            most = min(todo, capacity, limit(self.round) or todo)
+            count = min(most, max(1, int(wanted)))
             yield *self._batches(h, count, capacity), count
             todo -= count
 
@@ -61,27 +89,57 @@ class Meter:
             padded[:count] = array
             return np.ascontiguousarray(padded.transpose(2, 0, 1, 3))
 
-        return [arrange(a) for a in self._plan.order.indices(self.step, count * h)]
+        first = self._plan.batch(self.step)
+        return [arrange(a) for a in self._plan.order.indices(first, count * h)]
 
     def add(self, part: Segment, count: int, outcome: Outcome) -> None:
         """Count ``count`` rounds and look for a loss that is not finite."""
         steps = count * part.local_steps
         self.round += count
         self.step += steps
+        self.phase = part.phase
         self.seconds += outcome.seconds
-        self.bytes += count * self._sent[part[:2]]
+        self._rounds[part.phase, part.local_steps] += count
         self.spread = outcome.spread
         self._step_seconds = max(outcome.seconds, 1e-6) / steps
-        per_round = outcome.losses.mean(axis=(0, 2), dtype=np.float64)
-        self._losses.append(per_round)
-        for finite in np.isfinite(per_round):
-            self._bad = 0 if finite else self._bad + 1
+        rounds = np.float64(outcome.losses.swapaxes(0, 1).reshape(count, -1))
+        for loss in rounds.mean(axis=1).tolist():
+            self._loss = loss
+            self._loss_sum += loss
+            self._loss_rounds += 1
+            self._bad = 0 if math.isfinite(loss) else self._bad + 1
             if self._bad >= self._max_bad_rounds:
                 self.diverged = (
                     f"training loss not finite for {self._bad} round(s) in a row, "
                     f"at step {self.step} or before"
                 )
                 return
+
+    def counts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON can hold it."""
+        sent = [[*kind, n, self._sent[kind]] for kind, n in self._rounds.items()]
+        return {
+            "sent": sent,
+            "bytes_before": self._bytes_before,
+            "seconds": self.seconds,
+            "spread": self.spread,
+            "phase": self.phase,
+            "loss": [self._loss, self._loss_sum, self._loss_rounds],
+        }
+
+    def resume(self, round: int, step: int, counts: Mapping[str, Any]) -> None:
+        """Go on where `counts` were taken."""
+        self.round, self.step = round, step
+        self._bytes_before = counts["bytes_before"]
+        sent = {(phase, h): (n, size) for phase, h, n, size in counts["sent"]}
+        if all(self._sent.get(kind) == size for kind, (_, size) in sent.items()):
+            self._rounds |= {kind: n for kind, (n, _) in sent.items()}
+        else:
+            # A round costs another number of bytes than it did.
+            self._bytes_before += sum(n * size for n, size in sent.values())
+        self.seconds, self.spread = counts["seconds"], counts["spread"]
+        self.phase = counts["phase"]
+        self._loss, self._loss_sum, self._loss_rounds = counts["loss"]
 
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
@@ -96,16 +154,16 @@ class Meter:
             "samples": self._plan.samples_until(self.step),
             "epoch": self._plan.epochs_until(self.step),
             "seconds": self.seconds,
-            "batch_loss": float(self._losses[-1][-1]) if self._losses else None,
+            "batch_loss": self._loss if self._loss_rounds else None,
             "bytes": self.bytes,
         }
 
     def record(self, scores: Record) -> Record:
         """One line of the history; starts a new interval for the mean batch loss."""
         done = self.progress()
-        if self._losses:
-            done["batch_loss"] = float(np.concatenate(self._losses).mean())
-            self._losses = []
+        if self._loss_rounds:
+            done["batch_loss"] = self._loss_sum / self._loss_rounds
+            self._loss_sum, self._loss_rounds = 0.0, 0
         rate = self._learning_rate
         done |= scores | {
             "spread": self.spread,

@@ -17,6 +17,22 @@ from parsgd.errors import UserError
 from parsgd.words import counted
 
 
+class Origin(NamedTuple):
+    """Where a run began, or went on in another shape, with other batches or workers.
+
+    Attributes:
+        step: Optimizer steps done by then.
+        round: Rounds done by then.
+        batch: Global batches of the order that count as seen.
+        evaluations: Evaluations made by then.
+    """
+
+    step: int = 0
+    round: int = 0
+    batch: int = 0
+    evaluations: int = 0
+
+
 class Plan(NamedTuple):
     """The work of one run.
 
@@ -24,27 +40,59 @@ class Plan(NamedTuple):
         order: Which examples each worker sees at each step.
         local_steps: H.
         steps: Optimizer steps of each worker in the whole run.
+        origin: Where the order and the rounds are counted from.
     """
 
     order: Order
     local_steps: int
     steps: int
+    origin: Origin = Origin()
 
     @property
     def samples(self) -> int:
         """Samples of all workers in the whole run."""
         return self.samples_until(self.steps)
 
+    def batch(self, step: int) -> int:
+        """Which global batch of the order comes at ``step``."""
+        return step - self.origin.step + self.origin.batch
+
     def samples_until(self, step: int) -> int:
         """Distinct training samples seen by all workers in the first ``step`` steps."""
         order = self.order
-        epochs, rest = divmod(step, order.steps_per_epoch)
+        epochs, rest = divmod(self.batch(step), order.steps_per_epoch)
         within = min(rest * order.global_batch, order.samples_per_epoch)
         return epochs * order.samples_per_epoch + within
 
     def epochs_until(self, step: int) -> float:
         """Epochs completed after ``step`` steps."""
-        return step / self.order.steps_per_epoch
+        return self.batch(step) / self.order.steps_per_epoch
+
+    def moved(self, origin: Origin, *, in_rounds: bool = False) -> "Plan":
+        """The plan of a run that goes on from ``origin``.
+
+        Args:
+            origin: Where it goes on.
+            in_rounds: Whether the budget was given in rounds: then it counts steps, not
+                samples.
+
+        Raises:
+            UserError: More than the budget is done already.
+        """
+        done = origin.step if in_rounds else origin.batch
+        if done > self.steps:
+            raise UserError(
+                f"the budget is {counted(self.steps, 'step')}, and the checkpoint has "
+                f"done the work of {done}: raise the budget, or choose another folder"
+            )
+        steps = origin.step + self.steps - done
+        return self._replace(steps=steps, origin=origin)
+
+    def batches_of(self, samples: int) -> int:
+        """Whole global batches that hold at least so many samples, over any epochs."""
+        order = self.order
+        epochs, rest = divmod(samples, order.samples_per_epoch)
+        return epochs * order.steps_per_epoch + -(-rest // order.global_batch)
 
     def describe(self) -> list[str]:
         """Lines for the start of a run: sizes and what becomes of partial batches."""
@@ -193,19 +241,32 @@ class Segment(NamedTuple):
 
 
 def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
-    """The run as stretches of equal rounds.
+    """The run from its origin on, as stretches of equal rounds.
 
     A phase ends, and so does the run, with a shorter round where H does not divide its
     steps: every run ends synchronised and after exactly ``plan.steps`` steps.
     """
     out = []
-    starts = [min(phase.start, plan.steps) for phase in phases] + [plan.steps]
+    first = plan.origin.step
+    starts = [min(max(phase.start, first), plan.steps) for phase in phases]
+    starts.append(plan.steps)
     for i, phase in enumerate(phases):
         own = phase.local_steps
         h = plan.local_steps if own is None else own
         full, rest = divmod(starts[i + 1] - starts[i], h)
         out += [Segment(i, h, full)] * (full > 0) + [Segment(i, rest, 1)] * (rest > 0)
     return out
+
+
+def after(parts: Sequence[Segment], rounds: int) -> list[Segment]:
+    """What is left of ``parts`` after their first ``rounds`` rounds."""
+    left = []
+    for part in parts:
+        skipped = min(part.rounds, rounds)
+        rounds -= skipped
+        if skipped < part.rounds:
+            left.append(part._replace(rounds=part.rounds - skipped))
+    return left
 
 
 def stretches(parts: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:

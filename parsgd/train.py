@@ -1,18 +1,19 @@
 """``fit``: train a task with a strategy, and record what it reached at what cost."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from parsgd.core import Algorithm, Params, Phase, State, TrainState, no_sync, phases
+from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.keeper import keeping
+from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
 from parsgd.data.order import Tail
 from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.evaluate import evaluator
+from parsgd.loop import Evaluation, Loop, resumed_plan
 from parsgd.meter import Meter, Record
-from parsgd.plan import Plan, make_plan, segments, stretches
+from parsgd.plan import Plan, make_plan, segments
 from parsgd.tasks import Task
 
 
@@ -41,6 +42,9 @@ class Observer:
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Before the first step: sizes, placement, traffic; and lines to print."""
+
+    def resumed(self, history: Sequence[Record]) -> None:
+        """After the start, if the run goes on from a checkpoint: the records so far."""
 
     def progress(self, step: int, steps: int, record: Record) -> None:
         """After each dispatch: steps done, and a partial record."""
@@ -71,6 +75,7 @@ def fit(
     max_bad_rounds: int = 3,
     learning_rate: Callable[[int], Any] | None = None,
     check_replicas: bool = False,
+    checkpoints: Checkpoints | None = None,
     observer: Observer | None = None,
 ) -> Run:
     """Train ``task`` with ``strategy`` on W workers.
@@ -103,6 +108,8 @@ def fit(
         learning_rate: Schedule ``step -> rate`` to write into the records.
         check_replicas: After each dispatch compare the devices' copies of what workers
             share, bit for bit.
+        checkpoints: Where and how often to save; a run that the folder holds goes on,
+            see `parsgd.Checkpoints`.
         observer: Is told of the start, the progress and each record.
 
     Returns:
@@ -154,78 +161,65 @@ def fit(
         "train_examples": train_examples,
     }
     _check(plan, schedule, rounds, counts, target_accuracy)
-    engine = Engine(
-        task,
-        schedule,
-        order=plan.order,
-        kind=placement,
-        devices=devices,
-        micro_batches=micro_batches,
-    )
-    parts = segments(plan, schedule)
-    meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
+    in_rounds = rounds is not None
+    facts = {
+        "task": task.name,
+        "examples": plan.order.examples,
+        "workers": plan.order.workers,
+        "worker_batch": plan.order.worker_batch,
+        "local_steps": local_steps,
+        "seed": seed,
+        "tail": tail,
+        "micro_batches": micro_batches,
+        "phases": [[phase.start, phase.local_steps] for phase in schedule],
+    }
     observer = observer or Observer()
-    summary = meter.summary()
-    observer.start(summary, [*plan.describe(), engine.describe()])
+    with keeping(checkpoints) as keeper:
+        keeper.look(facts)
+        engine = Engine(
+            task,
+            schedule,
+            order=plan.order,
+            kind=placement,
+            devices=devices,
+            micro_batches=micro_batches,
+        )
+        key = jax.random.key(seed)
+        resumed = keeper.restore(engine, key)
+        if resumed:
+            plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
+        parts = segments(plan, schedule)
+        meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
+        summary = meter.summary()
+        observer.start(summary, [*plan.describe(), engine.describe(), *keeper.lines])
+        history: list[Record] = []
+        if resumed:
+            history = resumed.meta["history"]
+            meter.resume(*(resumed.meta[k] for k in ("round", "step", "counts")))
+            observer.resumed(history)
+        evaluate = Evaluation(task, engine, train_examples)
+        loop = Loop(
+            plan,
+            parts,
+            engine,
+            meter,
+            evaluate=evaluate,
+            keeper=keeper,
+            observer=observer,
+            check_replicas=check_replicas,
+            target_accuracy=target_accuracy,
+        )
+        loop.run(resumed.state if resumed else engine.init(key), history, evaluations)
 
-    state = engine.init(jax.random.key(seed))
-    evaluate = _Evaluation(task, engine, train_examples)
-    history = [meter.record(evaluate(state, 0))]
-    observer.record(history[0])
-    for stretch in stretches(parts, evaluations):
-        if meter.diverged or _reached(history[-1], target_accuracy):
-            break
-        for part in stretch:
-            for index, weight, count in meter.dispatches(part):
-                outcome = engine.run(state, part.phase, index, weight, count)
-                state = outcome.state
-                meter.add(part, count, outcome)
-                if check_replicas:
-                    engine.check_replicas(state)
-                observer.progress(meter.step, plan.steps, meter.progress())
-        history.append(meter.record(evaluate(state, stretch[-1].phase)))
-        observer.record(history[-1])
-
-    meter.finish()
     if meter.diverged:
         summary["stopped"] = "diverged"
-    elif _reached(history[-1], target_accuracy):
+    elif loop.reached:
         summary["stopped"] = "target_accuracy"
+    assert evaluate.model is not None
     readout, model_state = evaluate.model
     summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
     status = "diverged" if meter.diverged else "completed"
-    return Run(status, meter.diverged, history, summary, readout, model_state)
-
-
-class _Evaluation:
-    """Scores a state's readout on both splits; keeps the last model and the time."""
-
-    def __init__(self, task: Task, engine: Engine, train_examples: int):
-        device = engine.placement.devices[0]
-        self._engine = engine
-        self._test = evaluator(task, task.data.test, device=device)
-        self._train = evaluator(
-            task, task.data.train, limit=train_examples, device=device
-        )
-        self.seconds = 0.0
-        self.model: tuple[Params, State] = (None, None)
-
-    def __call__(self, state: TrainState, phase: int) -> Record:
-        start = time.perf_counter()
-        self.model = self._engine.readout(state, phase)
-        test, train = self._test(*self.model), self._train(*self.model)
-        self.seconds += time.perf_counter() - start
-        return {
-            "train_loss": train["loss"],
-            **{f"test_{name}": value for name, value in test.items()},
-        }
-
-
-def _reached(record: Record, target_accuracy: float | None) -> bool:
-    return (
-        target_accuracy is not None
-        and record.get("test_accuracy", -1.0) >= target_accuracy
-    )
+    return Run(status, meter.diverged, loop.history, summary, readout, model_state)
 
 
 def _check(

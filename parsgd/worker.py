@@ -46,7 +46,7 @@ class Worker:
         order: Order,
         micro_batches: int = 1,
     ):
-        self.task, self.phases = task, tuple(phases)
+        self.task, self.phases, self.order = task, tuple(phases), order
         self.workers, self.batch = order.workers, order.worker_batch
         self._micro_batches = micro_batches
         self._weighted = order.indices(0, 0)[1] is not None

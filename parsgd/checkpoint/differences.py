@@ -1,0 +1,121 @@
+"""In what a run may differ from the one whose checkpoint it goes on from.
+
+What decides how an update is computed must be the same: the strategy, the task, the
+order of the data. Where it runs, how long, how often it is measured, and the
+optimizer's numbers may change, and each change is printed. So may the number of workers
+and their batch: see `parsgd.checkpoint.resize`.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from parsgd.checkpoint.leaves import Leaf
+from parsgd.checkpoint.settings import FolderError
+
+# Keys, and groups of keys, that may differ.
+FREE = (
+    "placement",
+    "checkpoint",
+    "cluster",
+    "network",
+    "workers",
+    "worker_batch",
+    "global_batch",
+    "epochs",
+    "samples",
+    "rounds",
+    "target_accuracy",
+    "evaluations",
+    "train_examples",
+    "max_bad_rounds",
+    "check_replicas",
+    "optimizer",
+    "scaling.reference_batch",
+)
+FIXED = ("optimizer._target_",)
+ABSENT = "absent"
+
+
+def allowed(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, force: bool, folder: Path
+) -> list[str]:
+    """Lines that tell what has changed.
+
+    Args:
+        old: Facts of the run that was saved: a config, or what `parsgd.fit` knows.
+        new: The same of the run that wants to go on.
+        force: Allow everything.
+        folder: For messages.
+
+    Raises:
+        FolderError: Lists what may not differ, with both values.
+    """
+    changed = dict(_changed(old, new))
+    wrong = {key: both for key, both in changed.items() if not _free(key)}
+    if wrong and not force:
+        listed = "".join(
+            f"\n  {key}: {after}, saved with {before}"
+            for key, (before, after) in wrong.items()
+        )
+        raise FolderError(
+            f"{folder} holds another run, so this one cannot go on from it:{listed}\n"
+            "Repeat that run's options, choose another folder with hydra.run.dir=DIR, "
+            "or force it with checkpoint.force=true"
+        )
+    return [
+        f"resumes with {key}={after}, was {before}"
+        + (" (forced)" if key in wrong else "")
+        for key, (before, after) in changed.items()
+    ]
+
+
+def same_leaves(old: Mapping[str, Leaf], new: Mapping[str, Leaf], folder: Path) -> None:
+    """Refuse arrays that do not fit, whatever was forced.
+
+    Raises:
+        FolderError: Lists their names with both shapes.
+    """
+    wrong = [
+        f"\n  {name}: {_shape(new.get(name))}, saved with {_shape(old.get(name))}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+    if wrong:
+        more = f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+        raise FolderError(
+            f"the state in {folder} does not fit this run:{''.join(wrong[:20])}{more}\n"
+            "Repeat the options of the run that saved it, or choose another folder"
+        )
+
+
+def _changed(old: Any, new: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    before, after = dict(_flat(old)), dict(_flat(new))
+    for key in dict.fromkeys([*before, *after]):
+        both = before.get(key, ABSENT), after.get(key, ABSENT)
+        if both[0] != both[1]:
+            yield key, both
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        # As JSON gives it back.
+        yield prefix, list(node) if isinstance(node, tuple) else node
+
+
+def _free(key: str) -> bool:
+    def under(group: str) -> bool:
+        return key == group or key.startswith(f"{group}.")
+
+    return any(map(under, FREE)) and not any(map(under, FIXED))
+
+
+def _shape(leaf: Leaf | None) -> str:
+    if leaf is None:
+        return ABSENT
+    each = "" if leaf.shared else " (each worker's own)"
+    kind = f" {leaf.key}" if leaf.key else ""
+    return f"{leaf.dtype}{list(leaf.shape)}{kind}{each}"

@@ -1,0 +1,315 @@
+"""What a run does about checkpoints: look for one, save, and end when asked to."""
+
+import contextlib
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from parsgd import cluster
+from parsgd.checkpoint import differences, leaves, resize
+from parsgd.checkpoint.lock import locked
+from parsgd.checkpoint.settings import Checkpoints, FolderError, check
+from parsgd.core import TrainState
+from parsgd.engine import Engine
+from parsgd.errors import UserError
+
+if TYPE_CHECKING:
+    from parsgd.checkpoint.store import Store
+
+FORMAT = 1
+ENDED = 128 + signal.SIGTERM
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        state: All workers' state, on the devices.
+        meta: What was stored with it.
+    """
+
+    state: TrainState
+    meta: dict[str, Any]
+
+
+class Keeper:
+    """Keeps nothing: a run without checkpoints."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def look(self, facts: Mapping[str, Any]) -> None:
+        """Whether there is a run to go on with, and this one may. Computes nothing."""
+
+    def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
+        """The newest checkpoint that can be read, or None at the start of a run."""
+
+    def limit(self, round: int) -> int | None:
+        """Rounds that may be dispatched at once after ``round``; None for any."""
+
+    def dispatched(
+        self, round: int, save: Callable[[], None], *, healthy: bool, evaluates: bool
+    ) -> None:
+        """After a dispatch: save if it is time, and end if asked to.
+
+        Args:
+            round: Rounds done.
+            save: Calls `save` with what there is to save.
+            healthy: Whether the last round's loss was finite; if not, what is on disk
+                is better than the state.
+            evaluates: Whether an evaluation comes now, after which `evaluated` saves.
+        """
+
+    def evaluated(self, round: int, save: Callable[[], None]) -> None:
+        """After an evaluation."""
+
+    def finish(self, save: Callable[[], None]) -> None:
+        """At the end of the run."""
+
+    def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint."""
+
+
+@contextlib.contextmanager
+def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
+    """The keeper of one run; on leaving, what was saved is on the disk.
+
+    Raises:
+        UserError: The folder is in use, holds something else or cannot be written.
+    """
+    if settings is None:
+        yield Keeper()
+        return
+    check(settings)
+    from parsgd.checkpoint.store import Store, quiet, refuse_foreign
+
+    folder = Path(settings.folder)
+    with contextlib.ExitStack() as stack:
+
+        def claim() -> None:
+            stack.enter_context(locked(folder))
+            refuse_foreign(folder)
+
+        _by_the_first(claim)
+        stack.enter_context(quiet())
+        keeper = _Saving(settings, folder)
+        keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
+        stack.enter_context(_on_sigterm(keeper.ask_to_end))
+        try:
+            yield keeper
+        except BaseException:
+            # What went wrong first is what is reported.
+            with contextlib.suppress(UserError):
+                keeper.store.close()
+            raise
+        keeper.store.close()
+
+
+class _Saving(Keeper):
+    def __init__(self, settings: Checkpoints, folder: Path):
+        super().__init__()
+        self.settings, self._folder = settings, folder
+        self.store: Store
+        self._facts: Mapping[str, Any] = {}
+        self._history: Sequence[Mapping[str, Any]] = ()
+        self._saved: int | None = None  # round of the newest checkpoint
+        self._last = time.monotonic()
+        self._asked = self._late = False
+
+    def look(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+        for step in self.store.steps():
+            try:
+                meta = self.store.meta(step)
+            except Exception:
+                continue  # `restore` tells which and why
+            if meta.get("format") != FORMAT:
+                raise FolderError(
+                    f"{self._folder} was written by another version of parsgd "
+                    f"({meta.get('parsgd')}, format {meta.get('format')}): go on with "
+                    "that one, or choose another folder"
+                )
+            old, new = meta["facts"], self._facts
+            if meta["config"] and self.settings.config:
+                # It tells more; only what is in the data files it does not know.
+                old = meta["config"] | {"examples": old["examples"]}
+                new = {**self.settings.config, "examples": new["examples"]}
+            self.lines += differences.allowed(
+                old, new, force=self.settings.force, folder=self._folder
+            )
+            return
+
+    def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
+        steps = self.store.steps()
+        if not steps:
+            return None
+        template = engine.init(key)
+        unreadable: dict[int, str] = {}
+        for step in steps:
+            found, problem = None, ""
+            try:
+                found = self._read(step, engine, template)
+            except UserError:
+                raise
+            except Exception as error:
+                first = (str(error).strip().splitlines() or [""])[0]
+                problem = f"{type(error).__name__}: {first}"
+            problems = cluster.exchange("restore", problem)
+            if found and not any(problems):
+                self._take(found, unreadable)
+                return found
+            unreadable[step] = next(filter(None, problems))
+        listed = "; ".join(f"step {s}: {why}" for s, why in unreadable.items())
+        raise FolderError(
+            f"none of the checkpoints in {self._folder} can be read ({listed}): bring "
+            "them back from a copy, or move the folder away to start anew"
+        )
+
+    def _take(self, found: Resumed, unreadable: Mapping[int, str]) -> None:
+        meta = found.meta
+        for step, why in unreadable.items():
+            self.lines.append(
+                f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
+                "kept under another name"
+            )
+        self.store.set_aside([*unreadable], rename=cluster.is_first())
+        self.lines.append(
+            f"goes on from step {meta['step']}, round {meta['round']}, saved in "
+            f"{self._folder}"
+        )
+        self._history, self._saved = meta["history"], meta["round"]
+
+    def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:
+        meta = self.store.meta(step)
+        old = leaves.from_json(meta["leaves"])
+        new = leaves.describe(template, engine.shared)
+        if meta["workers"] == engine.placement.workers:
+            differences.same_leaves(old, new, self._folder)
+            arrays = self.store.arrays(step, leaves.abstract(template))
+            return Resumed(leaves.unpack(template, arrays), meta)
+        state, lines = resize.resized(
+            engine,
+            template,
+            self._folder,
+            old,
+            meta["workers"],
+            meta["phase"],
+            lambda wanted: self.store.arrays(step, wanted),
+        )
+        self.lines += lines
+        return Resumed(state, meta)
+
+    def limit(self, round: int) -> int | None:
+        every = self.settings.every_rounds
+        return every - round % every if every else None
+
+    def dispatched(
+        self, round: int, save: Callable[[], None], *, healthy: bool, evaluates: bool
+    ) -> None:
+        asked, self._late = self._agreed()
+        if healthy and (asked or (self._due(round) and not evaluates)):
+            save()
+        if asked:
+            self.store.wait()
+            self._say_goodbye()
+            raise SystemExit(ENDED)
+
+    def evaluated(self, round: int, save: Callable[[], None]) -> None:
+        if self.settings.keep_best or self._due(round):
+            save()
+
+    def finish(self, save: Callable[[], None]) -> None:
+        save()
+        self.store.wait()
+
+    def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
+        if meta["round"] == self._saved:
+            return
+        described = leaves.describe(state, engine.shared)
+        self._history = meta["history"]
+        about = {
+            "format": FORMAT,
+            "facts": self._facts,
+            "config": self.settings.config,
+            "workers": engine.placement.workers,
+            "leaves": {name: list(leaf) for name, leaf in described.items()},
+        }
+        self.store.save(meta["step"], leaves.pack(state), about | dict(meta))
+        self._saved, self._last = meta["round"], time.monotonic()
+
+    def best(self, steps: Sequence[int]) -> set[int]:
+        """Those of the steps whose evaluations are the best."""
+        found = {}
+        for record in self._history:
+            score = score_of(record)
+            if record["step"] in steps and math.isfinite(score):
+                found[record["step"]] = score
+        ranked = sorted(found, key=lambda step: (-found[step], step))
+        return {*ranked[: self.settings.keep_best]}
+
+    def ask_to_end(self) -> None:
+        """Called when the process gets SIGTERM; the second time it ends at once."""
+        if self._asked:
+            raise SystemExit(ENDED)
+        self._asked = True
+
+    def _say_goodbye(self) -> None:
+        if not cluster.is_first():
+            return
+        kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
+        print(
+            f"parsgd: asked to end (SIGTERM): {kept} in {self._folder}; the same "
+            "command in the same folder goes on",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _due(self, round: int) -> bool:
+        every = self.settings.every_rounds
+        return self._late or (every is not None and round % every == 0)
+
+    def _agreed(self) -> tuple[bool, bool]:
+        """Whether any process was asked to end; whether it is late, says the first."""
+        minutes = self.settings.every_minutes
+        late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
+        words = cluster.exchange("checkpoint", f"{self._asked:d}{late:d}")
+        return any(word[0] == "1" for word in words), words[0][1] == "1"
+
+
+def score_of(record: Mapping[str, Any]) -> float:
+    """What ranks an evaluation: accuracy, or the loss with its sign turned."""
+    accuracy = record.get("test_accuracy")
+    if accuracy is not None:
+        return accuracy
+    return -record.get("test_loss", math.nan)
+
+
+def _by_the_first(act: Callable[[], None]) -> None:
+    """Process 0 acts; what it refuses, all refuse."""
+    message = ""
+    if cluster.is_first():
+        try:
+            act()
+        except UserError as error:
+            message = str(error)
+    if message := cluster.agree("checkpoints", message):
+        raise FolderError(message)
+
+
+@contextlib.contextmanager
+def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may ask for signals
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,54 @@
+"""One run in a folder at a time."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from parsgd.checkpoint.settings import FolderError
+
+NAME = "lock"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it however the process ends.
+
+    The folder is made when missing.
+
+    Raises:
+        FolderError: Another process holds it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not truncated yet: the other's name stands in it.
+        file = open(folder / NAME, "a+")  # noqa: SIM115
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise FolderError(
+                f"{folder} is in use by {owner}: two runs cannot save into one folder. "
+                "Wait for it or end it, or choose another folder with hydra.run.dir=DIR"
+            ) from None
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def unwritable(folder: Path, error: OSError) -> FolderError:
+    """The message for a folder that does not take checkpoints."""
+    return FolderError(
+        f"{folder} cannot be written ({error.strerror or error}): checkpoints need a "
+        "folder that you may write to and that has space; choose another with "
+        "hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null)"
+    )

@@ -1,0 +1,65 @@
+"""``Checkpoints``: where, how often and how many."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parsgd.errors import UserError, check_whole
+
+
+class FolderError(UserError):
+    """The folder cannot take this run's checkpoints; nothing in it was changed."""
+
+
+class Checkpoints(NamedTuple):
+    """Where and when `parsgd.fit` saves; if the folder holds a run, that one goes on.
+
+    The last state is saved in any case: at the end of the run, and when the process is
+    asked to end (SIGTERM).
+
+    Attributes:
+        folder: Where to; nothing else may be in it.
+        every_rounds: Save after each multiple of so many rounds, 1 or more.
+        every_minutes: Save when so many minutes have passed since the last time, > 0.
+        keep_last: Newest checkpoints to keep, 1 or more.
+        keep_best: Besides them, those of the evaluations with the highest accuracy on
+            the test split (the lowest loss where there is no accuracy). If it is not 0,
+            every evaluation saves.
+        force: Go on although the run in the folder was another one, as far as its
+            arrays fit.
+        config: The config of the run, so that differences can be named; without it the
+            sizes and the task's name are compared.
+
+    Example:
+        >>> import parsgd
+        >>> parsgd.Checkpoints("runs/first", every_rounds=100).keep_last
+        2
+    """
+
+    folder: str | Path
+    every_rounds: int | None = None
+    every_minutes: float | None = None
+    keep_last: int = 2
+    keep_best: int = 0
+    force: bool = False
+    config: Mapping[str, Any] | None = None
+
+
+def check(settings: Checkpoints) -> None:
+    """Refuse values out of range.
+
+    Raises:
+        UserError: Names the value.
+    """
+    if not isinstance(settings, Checkpoints):
+        raise UserError(
+            f"checkpoints is a {type(settings).__name__}: give "
+            "parsgd.Checkpoints(folder, every_rounds=100)"
+        )
+    if settings.every_rounds is not None:
+        check_whole("checkpoint.rounds", settings.every_rounds)
+    minutes = settings.every_minutes
+    if minutes is not None and not minutes > 0:
+        raise UserError(f"checkpoint.minutes={minutes}: give a number above 0, or null")
+    check_whole("checkpoint.keep_last", settings.keep_last)
+    check_whole("checkpoint.keep_best", settings.keep_best, 0)

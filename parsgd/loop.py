@@ -1,0 +1,188 @@
+"""The loop of a run: dispatches, evaluations, and checkpoints between them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from parsgd.core import Params, Phase, State, TrainState
+from parsgd.engine import Engine
+from parsgd.evaluate import evaluator
+from parsgd.meter import Meter, Record
+from parsgd.plan import Origin, Plan, Segment, after, segments, stretches
+from parsgd.tasks import Task
+
+if TYPE_CHECKING:
+    from parsgd.checkpoint.keeper import Keeper
+    from parsgd.train import Observer
+
+
+class Loop:
+    """A run between its start and its end.
+
+    Args:
+        plan: The work.
+        parts: The same as stretches of equal rounds.
+        engine: Runs them.
+        meter: Counts them.
+        evaluate: Scores the readout.
+        keeper: Saves.
+        observer: Is told.
+        check_replicas: Whether to compare devices after each dispatch.
+        target_accuracy: Where to stop, or None.
+
+    Attributes:
+        history: One record per evaluation.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        parts: Sequence[Segment],
+        engine: Engine,
+        meter: Meter,
+        *,
+        evaluate: "Evaluation",
+        keeper: "Keeper",
+        observer: "Observer",
+        check_replicas: bool = False,
+        target_accuracy: float | None = None,
+    ):
+        self._plan, self._parts, self._engine, self._meter = plan, parts, engine, meter
+        self._evaluate, self._keeper, self._observer = evaluate, keeper, observer
+        self._check_replicas, self._target = check_replicas, target_accuracy
+        self._state: Any = None
+        self.history: list[Record] = []
+
+    @property
+    def reached(self) -> bool:
+        """Whether the last evaluation reached the target accuracy."""
+        if self._target is None:
+            return False
+        return self.history[-1].get("test_accuracy", -1.0) >= self._target
+
+    def run(
+        self, state: TrainState, history: Sequence[Record], evaluations: int
+    ) -> None:
+        """Run what is left, from ``state`` and the records that came before.
+
+        Args:
+            state: All workers' state; its buffers are reused.
+            history: The records so far; empty at the start of a run.
+            evaluations: Of the whole run.
+        """
+        meter, keeper = self._meter, self._keeper
+        self._state, self.history = state, [*history]
+        del state
+        if not self.history:
+            self._record()
+        bound = self._plan.origin.round
+        left = max(1, evaluations - self._plan.origin.evaluations)
+        for stretch in stretches(self._parts, left):
+            if meter.diverged or self.reached:
+                break
+            start, bound = bound, bound + sum(part.rounds for part in stretch)
+            if bound < meter.round or bound <= self.history[-1]["round"]:
+                continue  # before the checkpoint that the run goes on from
+            for part in after(stretch, max(0, meter.round - start)):
+                self._run(part, bound)
+            self._record()
+            if meter.healthy:
+                keeper.evaluated(meter.round, self._save)
+        meter.finish()
+        if meter.healthy:
+            keeper.finish(self._save)
+        if self._evaluate.model is None:  # it was over before
+            self._evaluate(self._state, meter.phase)
+
+    def _run(self, part: Segment, bound: int) -> None:
+        meter, keeper = self._meter, self._keeper
+        for index, weight, count in meter.dispatches(part, keeper.limit):
+            outcome = self._engine.run(self._state, part.phase, index, weight, count)
+            self._state = outcome.state
+            meter.add(part, count, outcome)
+            if self._check_replicas:
+                self._engine.check_replicas(self._state)
+            self._observer.progress(meter.step, self._plan.steps, meter.progress())
+            keeper.dispatched(
+                meter.round,
+                self._save,
+                healthy=meter.healthy,
+                evaluates=meter.round == bound,
+            )
+
+    def _record(self) -> None:
+        scores = self._evaluate(self._state, self._meter.phase)
+        self.history.append(self._meter.record(scores))
+        self._observer.record(self.history[-1])
+
+    def _save(self) -> None:
+        meter, plan = self._meter, self._plan
+        samples = plan.samples_until(meter.step)
+        meta = {
+            "step": meter.step,
+            "round": meter.round,
+            "samples": samples,
+            "batch": plan.batch(meter.step),
+            "global_batch": plan.order.global_batch,
+            "phase": meter.phase,
+            "origin": [*plan.origin],
+            "counts": meter.counts(),
+            "history": [*self.history],
+        }
+        self._keeper.save(self._state, self._engine, meta)
+
+
+def resumed_plan(
+    plan: Plan, schedule: Sequence[Phase], meta: Mapping[str, Any], in_rounds: bool
+) -> Plan:
+    """The plan of a run that goes on from a checkpoint.
+
+    The same plan, if its rounds come to the checkpoint. If the global batch, the phases
+    or the end of the run have changed so that they do not, rounds and the order of the
+    data are counted anew from there on, at the same number of samples.
+
+    Args:
+        plan: As made for the whole run.
+        schedule: The phases.
+        meta: What `Loop` stored.
+        in_rounds: Whether the budget was given in rounds.
+
+    Raises:
+        UserError: More than the budget is done already.
+    """
+    step, round = meta["step"], meta["round"]
+    same = meta["global_batch"] == plan.order.global_batch
+    if same:
+        kept = plan.moved(Origin(*meta["origin"]), in_rounds=in_rounds)
+        parts = segments(kept, schedule)
+        left = after(parts, round - kept.origin.round)
+        if kept.steps - sum(part.steps for part in left) == step:
+            return kept
+    batch = meta["batch"] if same else plan.batches_of(meta["samples"])
+    origin = Origin(step, round, batch, len(meta["history"]) - 1)
+    return plan.moved(origin, in_rounds=in_rounds)
+
+
+class Evaluation:
+    """Scores a state's readout on both splits; keeps the last model and the time."""
+
+    def __init__(self, task: Task, engine: Engine, train_examples: int):
+        device = engine.placement.own_device
+        self._engine = engine
+        self._test = evaluator(task, task.data.test, device=device)
+        self._train = evaluator(
+            task, task.data.train, limit=train_examples, device=device
+        )
+        self.seconds = 0.0
+        self.model: tuple[Params, State] | None = None
+
+    def __call__(self, state: TrainState, phase: int) -> Record:
+        """The scores of what ``state`` reads out as."""
+        start = time.perf_counter()
+        self.model = self._engine.readout(state, phase)
+        test, train = self._test(*self.model), self._train(*self.model)
+        self.seconds += time.perf_counter() - start
+        return {
+            "train_loss": train["loss"],
+            **{f"test_{name}": value for name, value in test.items()},
+        }
