@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from processes import alive
 
 from parsgd import launch
 
@@ -67,26 +68,6 @@ def run(start):
         return process.returncode, out, err
 
     return wait
-
-
-def alive(pids):
-    """Those of the processes that still run; who is dead may take a moment to go."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        left = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-        left = [pid for pid in left if "Z (zombie)" not in status(pid)]
-        if not left:
-            break
-        time.sleep(0.05)
-    return left
-
-
-def status(pid):
-    try:
-        with open(f"/proc/{pid}/status") as lines:
-            return lines.read()
-    except OSError:
-        return "Z (zombie)"
 
 
 def pids_of(process, count=3):

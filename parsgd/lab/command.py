@@ -1,0 +1,168 @@
+"""The command ``parsgd lab``."""
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from parsgd import network
+from parsgd.errors import UserError
+from parsgd.lab import links
+from parsgd.launch import (
+    COMMANDS,
+    Parser,
+    command_line,
+    environments,
+    seconds,
+    turns,
+    whole,
+)
+from parsgd.supervise import supervise
+
+USAGE = """\
+usage: parsgd lab [--processes N] [--link LINK] [--pin] [--grace SECONDS]
+                  [--output FILE] [--] COMMAND ...
+
+Starts N processes of a run on this machine, each behind a network link of its own that
+is as slow as LINK says, and shows what the links carried beside what the program
+counts. Needs Linux, root, ip and tc. COMMAND is as for `parsgd launch`.
+
+  --processes N     how many, 2 if left out
+  --link LINK       a preset (`parsgd list network`), or a rate such as 250mbit, or with
+                    a latency 250mbit,20ms; unlimited if left out
+  --pin             each process on one core, in turn over those that may be used
+  --grace SECONDS   as for `parsgd launch`
+  --output FILE     write what is shown to a JSON file as well
+
+  parsgd lab --processes 2 --link 1gbit -- train task=fashion_mnist workers=2
+  parsgd lab --processes 4 --link 100mbit --pin -- train strategy=power_sgd workers=4
+
+The processes see only each other: a data set must lie on this machine already.
+"""
+PORT = 7070  # each namespace has all ports to itself
+
+
+def lab(arguments: list[str]) -> int:
+    """Build the links, run, show what they carried, remove them."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    parser = Parser("lab")
+    parser.add_argument("--processes", type=whole, default=2)
+    parser.add_argument("--link", default="unlimited")
+    parser.add_argument("--pin", action="store_true")
+    parser.add_argument("--grace", type=seconds, default=5.0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse(arguments)
+    link, count = network.parse(options.link), options.processes
+    command = command_line("lab", options.command)
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise UserError(f"--output {options.output}: there is no such folder")
+    cores = turns(count) if options.pin else None
+    with (
+        _ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="parsgd-lab-") as scratch,
+        links.network(count, link) as made,
+    ):
+        files = [Path(scratch) / f"{i}.jsonl" for i in range(count)]
+        commands = [
+            links.inside(space, _counting(command, options.command, file))
+            for space, file in zip(made.spaces, files, strict=True)
+        ]
+        where = environments(f"{made.addresses[0]}:{PORT}", count)
+        code = supervise(commands, where, cores=cores, grace=options.grace)
+        if code:
+            return code
+        whole_run = [links.counters(space)._asdict() for space in made.spaces]
+        jobs = [_lines(file) for file in files]
+    result = {
+        "link": options.link,
+        "rate": link.rate if link.rate < float("inf") else None,
+        "latency": link.latency,
+        "processes": count,
+        "cores": cores,
+        "command": options.command,
+        # One list per job of the command, with an entry per process.
+        "training": [list(job) for job in zip(*jobs, strict=True)],
+        "whole_run": whole_run,
+    }
+    print(f"{count} links of {link.describe()} each way\n{table(result)}", flush=True)
+    if options.output is not None:
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def _counting(command: list[str], words: Sequence[str], file: Path) -> list[str]:
+    if words[0] not in COMMANDS:
+        return command
+    return [sys.executable, "-m", "parsgd.lab.inside", str(file), *words]
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let a signal unwind the stack, so that the links are removed."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def table(result: dict[str, Any]) -> str:
+    """What the links carried, as text.
+
+    Args:
+        result: As it is written to a file.
+    """
+    lines = []
+    for number, job in enumerate(result["training"]):
+        of_job = f" of job {number}" if len(result["training"]) > 1 else ""
+        lines += _training(job, result["processes"], of_job)
+    lines.append("whole run, by the kernel's counters")
+    lines.append(f"{'process':>9}{'sent':>14}{'received':>14}")
+    for number, carried in enumerate(result["whole_run"]):
+        sizes = f"{carried['sent']:>14,}{carried['received']:>14,}"
+        lines.append(f"{number:>9}{sizes}")
+    return "\n".join(lines)
+
+
+def _training(job: list[dict[str, Any]], processes: int, of_job: str) -> list[str]:
+    if not job[0]["rounds"]:
+        return [f"training{of_job}: one dispatch, too short to be compared"]
+    lines = [
+        f"training{of_job}, {job[0]['rounds']} rounds in {job[0]['dispatches']} "
+        "dispatches after the first: bytes that an",
+        "interface sent, in all and without headers, beside what the program counts",
+        f"{'process':>9}{'sent':>14}{'payload':>14}{'counted':>14}"
+        f"{'sent/counted':>14}{'payload/counted':>17}",
+    ]
+    for number, one in enumerate(job):
+        shares = f"{'-':>14}{'-':>17}"
+        if one["counted"] and one["workers"] == processes:
+            sent, payload = (one[k] / one["counted"] for k in ("sent", "payload"))
+            shares = f"{sent:>14.3f}{payload:>17.3f}"
+        sizes = f"{one['sent']:>14,}{one['payload']:>14,}{one['counted']:>14,.0f}"
+        lines.append(f"{number:>9}{sizes}{shares}")
+    if job[0]["workers"] != processes:
+        lines.append(
+            f"{job[0]['workers']} workers share {processes} processes: what they "
+            "exchange within a process is on no link, so the two are not comparable"
+        )
+    return lines

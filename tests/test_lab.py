@@ -1,0 +1,423 @@
+"""`parsgd lab`: links that are there while a run is, as slow as they should be."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import in_new_process
+from processes import alive
+
+from parsgd import network
+from parsgd.errors import UserError
+from parsgd.lab import links
+from parsgd.lab.command import table
+from parsgd.lab.counters import HEADER, Counters
+from parsgd.lab.wire import Wire
+from parsgd.network import Link
+from parsgd.train import Observer
+
+
+def _why_not():
+    if reason := links.missing():
+        return reason
+    probe = f"parsgd-test-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespaces: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", probe], check=True)
+    return None
+
+
+WHY_NOT = _why_not()
+needs_links = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
+
+
+@pytest.mark.parametrize(
+    "text, link",
+    [
+        ("1gbit", Link(1e9)),
+        ("unlimited", Link(math.inf)),
+        ("250mbit", Link(250e6)),
+        ("1.5GBit", Link(1.5e9)),
+        ("64kbit,20ms", Link(64e3, 0.02)),
+        ("9600bit,1s", Link(9600, 1.0)),
+        ("1gbit,50us", Link(1e9, 50e-6)),
+    ],
+)
+def test_links_are_presets_or_rates(text, link):
+    got = network.parse(text)
+    assert got.rate == link.rate
+    assert got.latency == pytest.approx(link.latency)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "fast", "1", "gbit", "-1gbit", "0mbit", "1gbit,", "1gbit,5", "1gb", "1e9bit"],
+)
+def test_J4_what_is_no_link_is_refused_with_the_presets(text):
+    with pytest.raises(UserError, match=f"--link {text}: .* 250mbit.* 100mbit, 10gbit"):
+        network.parse(text)
+
+
+def test_links_in_words():
+    assert Link(1e9).describe() == "1 Gbit/s"
+    assert Link(2.5e8, 0.02).describe() == "250 Mbit/s, 20 ms"
+    assert Link(500).describe() == "500 bit/s"
+    assert Link(math.inf).describe() == "unlimited"
+    assert Link(1e6, 0.5).seconds(1000) == 0.508
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("sys.platform", "darwin", "it needs Linux"),
+        ("shutil.which", lambda tool: tool == "ip", "there is no tc here"),
+        ("shutil.which", lambda tool: tool == "tc", "there is no ip here"),
+        ("os.geteuid", lambda: 1000, "root only: use sudo"),
+    ],
+)
+def test_what_a_machine_lacks_is_said(monkeypatch, name, value, expected):
+    monkeypatch.setattr(links.sys, "platform", "linux")
+    monkeypatch.setattr(links.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(links.os, "geteuid", lambda: 0)
+    assert links.missing() is None
+    module, _, attribute = name.partition(".")
+    monkeypatch.setattr(getattr(links, module), attribute, value)
+    with pytest.raises(UserError, match=f"{expected}.*parsgd launch"):
+        links.network(2, Link(1e9)).__enter__()
+
+
+def record(round, bytes, seconds=0.0):
+    return {"round": round, "bytes": bytes, "seconds": seconds}
+
+
+def test_wire_counts_training_and_nothing_else():
+    carried = 0
+
+    def send(payload, packets=1):
+        nonlocal carried
+        carried += payload + 1j * packets
+
+    def read():
+        sent = int(carried.real) + HEADER * int(carried.imag)
+        return Counters(sent, 0, int(carried.imag), 0)
+
+    seen = []
+
+    class Inner(Observer):
+        def progress(self, step, steps, record):
+            send(10_000)  # as what an observer does itself
+            seen.append(step)
+
+        def record(self, record):
+            send(20_000)
+
+    wire = Wire(Inner(), read)
+    send(1_000_000)  # the processes find each other
+    wire.start({"workers": 2, "parameters": 75}, [])
+    send(50_000)
+    wire.record(record(0, 0))
+    send(300 + 900_000)  # a round, after it was rehearsed
+    wire.progress(1, 8, record(1, 300, 1.0))
+    send(1200, packets=3)
+    wire.progress(5, 8, record(5, 1500, 3.0))
+    send(70_000)  # a readout
+    wire.record(record(5, 1500, 3.0))
+    send(900, packets=2)
+    wire.progress(8, 8, record(8, 2400, 4.5))
+    wire.record(record(8, 2400, 4.5))
+    result = wire.result()
+    assert result["payload"] == result["counted"] == 2100
+    assert result["sent"] == 2100 + 5 * HEADER
+    assert (result["rounds"], result["dispatches"], result["seconds"]) == (7, 2, 3.5)
+    assert (result["workers"], result["parameters"]) == (2, 75)
+    assert seen == [1, 5, 8]
+    assert wire.resumed is not None  # what else an observer is told, the inner one is
+
+
+def shown(workers=2, rounds=9):
+    one = {
+        "workers": workers,
+        "rounds": rounds,
+        "dispatches": 2,
+        "counted": 1000.0,
+        "payload": 1020,
+    }
+    one |= {"sent": 1046, "received": 0}
+    whole = Counters(2000, 3000, 10, 10)._asdict()
+    return table({"processes": 2, "training": [[one, one]], "whole_run": [whole] * 2})
+
+
+def test_table_compares_what_can_be_compared():
+    text = shown()
+    assert re.search(r"\n +1 +1,046 +1,020 +1,000 +1\.046 +1\.020\n", text)
+    assert re.search(r"\n +1 +2,000 +3,000$", text)
+    assert "4 workers share 2 processes" in shown(workers=4)
+    assert "1.046" not in shown(workers=4)
+    assert "too short to be compared" in shown(rounds=0)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts `parsgd lab` with a script; whatever still runs is ended."""
+    started = []
+
+    def begin(script, *options):
+        (tmp_path / "script.py").write_text(script)
+        command = [sys.executable, "-m", "parsgd.cli", "lab", *options, "--"]
+        process = subprocess.Popen(
+            [*command, "script.py"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate()
+    links.remove_leftovers()
+
+
+def spaces_of(process):
+    """The namespaces that a lab has."""
+    pattern = f"parsgd-{process.pid}-*"
+    found = [*links.NAMESPACES.glob(pattern), *links.ETC.glob(pattern)]
+    return sorted({path.name for path in found})
+
+
+WHERE = """\
+import os, socket
+print(*sorted(os.listdir("/sys/class/net")), end=" ")
+print(socket.gethostbyname(socket.gethostname()))
+"""
+WAIT = "import os, time; print('pid', os.getpid()); time.sleep(100)"
+
+
+@needs_links
+def test_each_process_has_one_interface_and_the_hosts_name(start):
+    process = start(WHERE, "--processes", "3", "--link", "100mbit")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    lines = out.splitlines()
+    for i in range(3):
+        mark = f"[{i}] " if i else ""
+        # Tunnels of the kernel may be in every namespace.
+        assert any(
+            re.fullmatch(
+                rf"{re.escape(mark)}.*\beth0\b.*\blo\b.* 10\.77\.0\.{i + 1}", s
+            )
+            for s in lines
+        ), out
+    assert "3 links of 100 Mbit/s each way" in lines
+    assert not spaces_of(process)
+
+
+@needs_links
+@pytest.mark.parametrize("link", [Link(100e6), Link(10e9), Link(math.inf)])
+def test_both_ends_of_each_link_are_slow(link):
+    with links.network(3, link) as made:
+        ends = [(space, "eth0") for space in made.spaces]
+        ends += [(made.hub, f"port{i}") for i in range(3)]
+        for space, device in ends:
+            show = ["tc", "-n", space, "-j", "qdisc", "show", "dev", device]
+            (queue,) = json.loads(subprocess.check_output(show))
+            if link.rate == math.inf:
+                assert queue["kind"] == "noqueue"
+            else:
+                assert queue["kind"] == "tbf"
+                assert queue["options"]["rate"] == link.rate / 8
+                most = links.BURST_SECONDS * link.rate / 8
+                assert queue["options"]["burst"] <= max(most, 2 * links.PACKET) + 1
+    assert not [*links.NAMESPACES.glob(f"parsgd-{os.getpid()}-*")]
+
+
+@needs_links
+def test_a_latency_is_made_or_refused():
+    try:
+        with links.network(2, Link(100e6, 0.03)) as made:
+            show = ["tc", "-n", made.spaces[1], "qdisc", "show", "dev", "eth0"]
+            assert b"delay 30ms" in subprocess.check_output(show)
+    except UserError as error:
+        assert "it has no netem, so leave the latency out" in str(error)
+    assert not [*links.NAMESPACES.glob(f"parsgd-{os.getpid()}-*")]
+
+
+SEND = """\
+import os, socket
+host, _, port = os.environ["PARSGD_COORDINATOR"].partition(":")
+if os.environ["PARSGD_PROCESS"] == "0":
+    with socket.create_server((host, int(port))) as server:
+        other, _ = server.accept()
+        while other.recv(1 << 16):
+            pass
+else:
+    while True:
+        try:
+            other = socket.create_connection((host, int(port)))
+            break
+        except ConnectionRefusedError:
+            pass
+    other.sendall(bytes(1_000_000))
+    other.close()
+"""
+
+
+@needs_links
+def test_counters_are_those_of_the_link(start, tmp_path):
+    process = start(SEND, "--link", "1gbit", "--output", "lab.json")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    result = json.loads((tmp_path / "lab.json").read_text())
+    receiver, sender = (Counters(**counts) for counts in result["whole_run"])
+    # Not all packets are TCP's, and those of its handshake have longer headers.
+    assert abs(sender.payload - 1_000_000) < 500
+    assert 1_000_000 < receiver.received < 1_060_000
+    assert 0 < receiver.sent < 60_000
+    assert result["rate"] == 1e9
+    assert result["training"] == []
+
+
+@needs_links
+@pytest.mark.parametrize(
+    "end, code",
+    [
+        ("raise SystemExit(3)", 3),
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+    ],
+)
+def test_links_are_removed_however_it_ends(start, end, code):
+    script = WAIT
+    if isinstance(end, str):
+        script = f"import os\nif os.environ['PARSGD_PROCESS'] == '1':\n  {end}\n{WAIT}"
+    process = start(script)
+    if not isinstance(end, str):
+        assert process.stdout.readline()
+        assert len(spaces_of(process)) == 3
+        process.send_signal(end)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not spaces_of(process)
+
+
+@needs_links
+def test_links_are_removed_where_a_signal_comes_while_they_are_made(start):
+    process = start(WAIT, "--processes", "100")
+    while not spaces_of(process):
+        time.sleep(0.01)
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "pid" not in out
+    assert not spaces_of(process)
+
+
+@needs_links
+def test_leftovers_of_a_killed_lab_are_removed_and_no_others(start):
+    killed, living = start(WAIT), start(WAIT)
+    pids = []
+    for process in (killed, living):
+        pids += re.findall(r"pid (\d+)", process.stdout.readline())
+    killed.kill()
+    killed.communicate()
+    left = spaces_of(killed)
+    assert len(left) == 3
+    # A process that has the number of one that is gone.
+    other = f"parsgd-{os.getpid()}-1-0"
+    subprocess.run(["ip", "netns", "add", other], check=True)
+    assert {*left, other} <= {*links.remove_leftovers()}
+    assert not spaces_of(killed)
+    assert not (links.NAMESPACES / other).exists()
+    assert len(spaces_of(living)) == 3
+    assert not alive(pids[:1])
+    assert os.path.exists(f"/proc/{pids[1]}")
+
+
+@needs_links
+def test_I11_two_labs_at_once(start, tmp_path):
+    both = [start(SEND, "--output", f"{i}.json") for i in range(2)]
+    for i, process in enumerate(both):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        result = json.loads((tmp_path / f"{i}.json").read_text())
+        assert abs(Counters(**result["whole_run"][1]).payload - 1_000_000) < 500
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--link", "fast", "train"], "--link fast: give a preset"),
+        (["--processes", "0", "train"], "0 is no whole number"),
+        (["--link", "1gbit"], "which command?"),
+        (["train", "--link=1gbit"], "stands before the command"),
+        (["--output", "none/lab.json", "train"], "there is no such folder"),
+        (["list"], "cannot start list"),
+    ],
+)
+def test_wrong_use_ends_with_2_and_one_message(tmp_path, arguments, expected):
+    ended = subprocess.run(
+        [sys.executable, "-m", "parsgd.cli", "lab", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert expected in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not ended.stdout
+
+
+TRAINED = """\
+train workers=2 task=synthetic task.features=1024 task.examples=64 task.test_examples=8
+task/model=mlp task.model.features=[2048] worker_batch=8 evaluations=1
+"""
+
+
+@needs_links
+@pytest.mark.parametrize(
+    "method",
+    [
+        "strategy=sync_sgd",
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in (
+                "strategy=one_bit_sgd",
+                "strategy=top_k_sgd strategy.reducer.compressor.ratio=0.05",
+                "strategy=power_sgd strategy.reducer.rank=16",
+                "strategy=local_sgd local_steps=2",
+            )
+        ),
+    ],
+    ids=lambda method: method.split()[0].partition("=")[2],
+)
+def test_K4_links_carry_what_the_program_counts(tmp_path, method):
+    rounds = f"rounds={8 if 'local' in method else 16} hydra.run.dir=run"
+    words = [*TRAINED.split(), *method.split(), *rounds.split()]
+    ended = in_new_process(
+        tmp_path, "lab", "--link", "1gbit", "--output", "lab.json", "--", *words
+    )
+    assert ended.returncode == 0, ended.stderr
+    (job,) = json.loads((tmp_path / "lab.json").read_text())["training"]
+    summary = json.loads((tmp_path / "run" / "result.json").read_text())["summary"]
+    for one in job:
+        assert one["rounds"] == summary["rounds"] - 1  # the first is left out
+        expected = summary["bytes"] * one["rounds"] / summary["rounds"]
+        assert one["counted"] == pytest.approx(expected)
+        # Headers included; none of the exchanges is missing, none is there twice.
+        assert one["counted"] <= one["payload"] < one["sent"]
+        measured = 0.0
+        if "local" in method:  # by how much workers differ, once per dispatch
+            measured = 4 * one["parameters"] * one["dispatches"]
+        assert one["sent"] - measured < 1.05 * one["counted"]
