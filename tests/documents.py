@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ DOCUMENTS = [
     if path.is_file()
 ]
 COMMANDS = ("train", "traffic", "report", "list")
+STARTERS = ("launch", "lab")  # they start another command, in several processes
 SHELL = ("", "sh", "bash", "shell", "console", "text")
 
 
@@ -62,9 +65,29 @@ def _arguments(line: str) -> list[str] | None:
     if not command:
         return None
     words = shlex.split(re.split(r" [|>&;]", command[1])[0], comments=True)
+    if words and words[0] in STARTERS:
+        words = _started(words)
     if not words or words[0] not in COMMANDS:
         return None
     return [word for word in words if not _stands_for_others(word)]
+
+
+def _started(words: list[str]) -> list[str]:
+    """The command that these start, once their own options are known to exist."""
+    inner = [i for i, word in enumerate(words) if word in COMMANDS]
+    own = words[1 : inner[0]] if inner else words[1:]
+    usage = subprocess.run(
+        [sys.executable, "-m", "parsgd.cli", words[0], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for option in own:
+        name = option.partition("=")[0]
+        named = name in ("--", "--help") or re.search(rf"{name}\b", usage)
+        known = not name.startswith("--") or named
+        assert known, f"parsgd {words[0]} has no option {option}"
+    return words[inner[0] :] if inner else []
 
 
 def _stands_for_others(word: str) -> bool:

@@ -58,6 +58,15 @@ def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F81
         assert code == 0, f"parsgd {name} {' '.join(words)}: {err or out}"
 
 
+def test_commands_of_launch_are_found_and_their_options_checked(tmp_path):
+    file = tmp_path / "a.md"
+    file.write_text("```sh\nparsgd launch --processes 2 train workers=2\n```\n")
+    assert documents.commands(file) == [["train", "workers=2"]]
+    file.write_text("Here `parsgd launch --process 2 train workers=2`.")
+    with pytest.raises(AssertionError, match="launch has no option --process$"):
+        documents.commands(file)
+
+
 @each_document
 def test_links_lead_somewhere(path):
     for link in links(path):

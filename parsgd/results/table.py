@@ -68,13 +68,14 @@ COLUMNS = {
         "Throughput", "samples/s", _F, "training samples of all workers per second"
     ),
     "bytes_per_round": Column(
-        "Bytes per round", "B", _F, "sent by one worker per round, from the program"
+        "Bytes per round", "B", _F, "sent by one worker per round of the longest phase"
     ),
     "dense_over_sent": Column(
         "Dense/sent",
         "×",
         _F,
-        "bytes of an all-reduce of the gradients every step, over the bytes sent",
+        "bytes of an all-reduce of the gradients every step, over the bytes sent, in "
+        "a round of the longest phase",
     ),
     "status": Column("Status", "", _S, "how the runs ended"),
     "reason": Column("Reason", "", _S, "why a run did not complete"),
