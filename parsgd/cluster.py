@@ -11,62 +11,15 @@ import functools
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
+from parsgd import rendezvous
 from parsgd.errors import UserError
+from parsgd.rendezvous import Settings
 from parsgd.watch import DEAD_SECONDS, Watch
-
-KINDS = ("auto", "none", "manual")
-# Set by `parsgd launch` and `parsgd lab` for the processes that they start.
-COORDINATOR, PROCESSES, PROCESS = (
-    "PARSGD_COORDINATOR",
-    "PARSGD_PROCESSES",
-    "PARSGD_PROCESS",
-)
-
-
-class Settings(NamedTuple):
-    """How processes find each other; the config's ``cluster``.
-
-    Attributes:
-        kind: ``auto`` asks the environment (``parsgd launch``, Open MPI, Slurm,
-            Kubernetes, TPU pods), ``none`` is one process whatever the environment
-            says, ``manual`` takes the next three.
-        coordinator: ``host:port`` of process 0, reachable from all.
-        processes: How many there are.
-        process: Which this one is, from 0 on.
-        timeout: Seconds to wait for the others: at the start, and for one that does
-            not come to the next collective.
-    """
-
-    kind: str = "auto"
-    coordinator: str | None = None
-    processes: int | None = None
-    process: int | None = None
-    timeout: float = 60.0
-
-
-def in_environment(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment says that this is one of several processes.
-
-    Markers of a cluster alone, such as a job number, do not make a run multi-process:
-    there must be more than one task.
-    """
-    env = os.environ if environment is None else environment
-
-    def number(name: str) -> int:
-        text = env.get(name, "")
-        return int(text) if text.isdigit() else 0
-
-    return (
-        number(PROCESSES) > 1
-        or number("OMPI_COMM_WORLD_SIZE") > 1
-        or (number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in env)
-        or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
-        or "," in env.get("TPU_WORKER_HOSTNAMES", "")
-    )
 
 
 def start(settings: Settings) -> None:
@@ -76,7 +29,7 @@ def start(settings: Settings) -> None:
         UserError: Settings that contradict each other, a coordinator that cannot be
             reached, a port that is taken, or a backend that already runs.
     """
-    arguments = _arguments(settings)
+    arguments = rendezvous.arguments(settings)
     if arguments is None or _client() is not None:
         return
     import jax
@@ -84,90 +37,38 @@ def start(settings: Settings) -> None:
     where = arguments.get("coordinator_address")
     seconds = max(1, round(settings.timeout))
     if where and arguments["process_id"] == 0:
-        _check_port(where)
+        rendezvous.check_port(where)
     # Otherwise JAX aborts the process before it can say who is gone.
     jax.config.update("jax_enable_recoverability", True)
     # It would take SIGTERM for itself.
     jax.config.update("jax_enable_preemption_service", False)
+    message = (
+        f"the processes did not find each other within cluster.timeout={seconds} s: "
+        f"see that all were started, that {where or 'process 0'} can be reached from "
+        "every one of them, and that they agree on cluster.coordinator"
+    )
+    patience = threading.Timer(seconds, _give_up, [message])
+    patience.daemon = True
+    patience.start()
     try:
         jax.distributed.initialize(
             **arguments,
-            initialization_timeout=seconds,
+            # JAX would abort the process, without a word to the user.
+            initialization_timeout=seconds + 60,
             heartbeat_timeout_seconds=max(seconds, 10),
             shutdown_timeout_seconds=seconds,
         )
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"the processes did not find each other within cluster.timeout={seconds} s "
-            f"({first}): see that all were started, that {where or 'process 0'} can be "
-            "reached from every one of them, and that they agree on cluster.coordinator"
-        ) from error
+        raise UserError(f"{message} ({first})") from error
+    finally:
+        patience.cancel()
     _watch.start(_client(), process(), processes(), settings.timeout)
 
 
-def _arguments(settings: Settings) -> dict[str, Any] | None:
-    """Arguments of ``jax.distributed.initialize``; None for one process."""
-    kind, coordinator, processes, process, timeout = settings
-    if kind not in KINDS:
-        raise UserError(f"cluster={kind}: choose one of {', '.join(KINDS)}")
-    if not timeout > 0:
-        raise UserError(f"cluster.timeout={timeout}: give seconds, more than 0")
-    given = {"coordinator": coordinator, "processes": processes, "process": process}
-    if kind != "manual":
-        for name, value in given.items():
-            if value is not None:
-                raise UserError(
-                    f"cluster.{name}={value} is for cluster=manual, here it is "
-                    f"cluster={kind}"
-                )
-        if kind == "none" or not in_environment():
-            return None
-        if COORDINATOR not in os.environ:
-            return {}
-        coordinator = os.environ[COORDINATOR]
-        processes, process = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
-    else:
-        for name, value in given.items():
-            if value is None:
-                raise UserError(
-                    f"cluster=manual needs cluster.{name}, as in cluster=manual "
-                    "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 "
-                    "cluster.process=0"
-                )
-    assert coordinator is not None and processes is not None and process is not None
-    host, colon, port = coordinator.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(
-            f"cluster.coordinator={coordinator}: give host:port of process 0, as in "
-            "10.0.0.1:1234"
-        )
-    if not 0 <= process < processes:
-        raise UserError(
-            f"cluster.process={process}: the processes are numbered from 0 to "
-            f"{processes - 1}, as cluster.processes={processes}"
-        )
-    if processes == 1:
-        return None
-    return {
-        "coordinator_address": coordinator,
-        "num_processes": processes,
-        "process_id": process,
-        "cluster_detection_method": "deactivate",
-    }
-
-
-def _check_port(coordinator: str) -> None:
-    port = int(coordinator.rpartition(":")[2])
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise UserError(
-                f"cluster.coordinator={coordinator}: process 0 cannot listen on port "
-                f"{port} ({error.strerror}); another program has it: choose another"
-            ) from error
+def _give_up(message: str) -> None:
+    print(f"parsgd: {message}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _client() -> Any:

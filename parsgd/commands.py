@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from parsgd import cluster, config
 from parsgd.choices import conf_dir, config_dir
 from parsgd.errors import UserError
+from parsgd.rendezvous import Settings, in_environment
 from parsgd.targets import ALLOWED, named_packages
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def train(arguments: list[str]) -> int:
     return codes[-1]
 
 
-def _cluster(arguments: list[str]) -> cluster.Settings:
+def _cluster(arguments: list[str]) -> Settings:
     """The part of the config that must be known before JAX starts, and so before Hydra.
 
     Raises:
@@ -117,8 +118,8 @@ def _cluster(arguments: list[str]) -> cluster.Settings:
                 f"{override.input_line}: all jobs of a command run in the same "
                 "processes, so this cannot be swept"
             )
-    if not chosen and not cluster.in_environment():
-        return cluster.Settings("none")
+    if not chosen and not in_environment():
+        return Settings("none")
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=[*chosen, *_searched(folder)])
     if missing := OmegaConf.missing_keys(cfg.cluster):
@@ -126,7 +127,7 @@ def _cluster(arguments: list[str]) -> cluster.Settings:
             f"cluster=manual needs cluster.{min(missing)}, as in cluster=manual "
             "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 cluster.process=0"
         )
-    return cluster.Settings(**OmegaConf.to_container(cfg.cluster))  # type: ignore[arg-type]
+    return Settings(**OmegaConf.to_container(cfg.cluster))  # type: ignore[arg-type]
 
 
 def _searched(folder: Path | None) -> list[str]:

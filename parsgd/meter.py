@@ -190,6 +190,7 @@ class Meter:
                 "kind": place.kind,
                 "devices": len(place.devices),
                 "lanes": place.lanes,
+                "processes": place.processes,
                 "reason": place.reason,
             },
             "bytes_per_round": self._sent[kind],

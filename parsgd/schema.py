@@ -32,7 +32,7 @@ class Placement:
 
 @dataclass
 class Cluster:
-    """How several processes find each other; see `parsgd.cluster.Settings`."""
+    """How several processes find each other; see `parsgd.rendezvous.Settings`."""
 
     kind: str = "auto"
     coordinator: str | None = None

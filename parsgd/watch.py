@@ -94,7 +94,7 @@ class Watch:
             self.beat()
             others = self._look()
         except Exception:  # whatever the store's connection raises
-            return None if self._ended.is_set() else LOST
+            return None if self._ended.is_set() or self._process == 0 else LOST
         with self._lock:
             stage, what = self._stage, self._what
             waited = time.monotonic() - self._since if what else 0.0

@@ -1,0 +1,127 @@
+"""Where the processes of a run meet: from the config, or from the environment."""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from parsgd.errors import UserError
+
+KINDS = ("auto", "none", "manual")
+# Set by `parsgd launch` and `parsgd lab` for the processes that they start.
+COORDINATOR, PROCESSES, PROCESS = (
+    "PARSGD_COORDINATOR",
+    "PARSGD_PROCESSES",
+    "PARSGD_PROCESS",
+)
+
+
+class Settings(NamedTuple):
+    """How processes find each other; the config's ``cluster``.
+
+    Attributes:
+        kind: ``auto`` asks the environment (``parsgd launch``, Open MPI, Slurm,
+            Kubernetes, TPU pods), ``none`` is one process whatever the environment
+            says, ``manual`` takes the next three.
+        coordinator: ``host:port`` of process 0, reachable from all.
+        processes: How many there are.
+        process: Which this one is, from 0 on.
+        timeout: Seconds to wait for the others: at the start, and for one that does
+            not come to the next collective.
+    """
+
+    kind: str = "auto"
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    timeout: float = 60.0
+
+
+def in_environment(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment says that this is one of several processes.
+
+    Markers of a cluster alone, such as a job number, do not make a run multi-process:
+    there must be more than one task.
+    """
+    env = os.environ if environment is None else environment
+
+    def number(name: str) -> int:
+        text = env.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    return (
+        number(PROCESSES) > 1
+        or number("OMPI_COMM_WORLD_SIZE") > 1
+        or (number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in env)
+        or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
+        or "," in env.get("TPU_WORKER_HOSTNAMES", "")
+    )
+
+
+def arguments(settings: Settings) -> dict[str, Any] | None:
+    """Arguments of ``jax.distributed.initialize``; None for one process.
+
+    Raises:
+        UserError: Settings that contradict each other.
+    """
+    kind, coordinator, processes, process, timeout = settings
+    if kind not in KINDS:
+        raise UserError(f"cluster={kind}: choose one of {', '.join(KINDS)}")
+    if not timeout > 0:
+        raise UserError(f"cluster.timeout={timeout}: give seconds, more than 0")
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    if kind != "manual":
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(
+                    f"cluster.{name}={value} is for cluster=manual, here it is "
+                    f"cluster={kind}"
+                )
+        if kind == "none" or not in_environment():
+            return None
+        if COORDINATOR not in os.environ:
+            return {}
+        coordinator = os.environ[COORDINATOR]
+        processes, process = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
+    else:
+        for name, value in given.items():
+            if value is None:
+                raise UserError(
+                    f"cluster=manual needs cluster.{name}, as in cluster=manual "
+                    "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 "
+                    "cluster.process=0"
+                )
+    assert coordinator is not None and processes is not None and process is not None
+    host, colon, port = coordinator.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError(
+            f"cluster.coordinator={coordinator}: give host:port of process 0, as in "
+            "10.0.0.1:1234"
+        )
+    if not 0 <= process < processes:
+        raise UserError(
+            f"cluster.process={process}: the processes are numbered from 0 to "
+            f"{processes - 1}, as cluster.processes={processes}"
+        )
+    if processes == 1:
+        return None
+    return {
+        "coordinator_address": coordinator,
+        "num_processes": processes,
+        "process_id": process,
+        "cluster_detection_method": "deactivate",
+    }
+
+
+def check_port(coordinator: str) -> None:
+    """Refuse a port that another program has."""
+    port = int(coordinator.rpartition(":")[2])
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise UserError(
+                f"cluster.coordinator={coordinator}: process 0 cannot listen on port "
+                f"{port} ({error.strerror}); another program has it: choose another"
+            ) from error

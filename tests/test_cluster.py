@@ -1,0 +1,175 @@
+"""Several processes as one run, started as users start them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parsgd import cluster
+from parsgd.errors import UserError
+from parsgd.rendezvous import Settings, in_environment
+
+HERE = Path(__file__).parent
+# Each kind of collective, a phase that changes, lanes that differ within a round.
+ALGORITHMS = (
+    "sync_sgd",
+    "sync_sgd ring",
+    "local_sgd average",
+    "post_local_sgd",
+    "block_momentum",
+    "diloco",
+    "one_bit_sgd",
+    "top_k",
+    "sign_sgd_majority",
+)
+MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
+SHORT = ("workers=2", "epochs=1", "evaluations=1")
+
+
+def parsgd(*words, **options):
+    command = [sys.executable, "-m", "parsgd.cli", *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def finished(process, seconds=240):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "environment, several",
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, False),  # the batch script itself
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1"}, False),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+        ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"PARSGD_PROCESSES": "2"}, True),
+    ],
+)
+def test_I2_a_cluster_of_one_task_is_one_process(environment, several):
+    assert in_environment(environment) is several
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (Settings("mpi"), "cluster=mpi: choose one of auto, none, manual"),
+        (Settings("manual", "a:1", 2), "needs cluster.process"),
+        (
+            Settings("manual", "a", 2, 0),
+            "cluster.coordinator=a: give host:port",
+        ),
+        (Settings("manual", "a:1", 2, 2), "numbered from 0 to 1"),
+        (Settings("none", "a:1"), "cluster.coordinator=a:1 is for cluster=man"),
+        (Settings(timeout=0), "cluster.timeout=0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        cluster.start(settings)
+
+
+def test_I11_a_busy_port_is_named(tmp_path):
+    with socket.create_server(("", 0)) as busy:
+        where = f"cluster.coordinator=127.0.0.1:{busy.getsockname()[1]}"
+        code, _, err = finished(parsgd("train", *MANUAL, where, cwd=tmp_path))
+    assert code == 2 and where in err and "another program has it" in err
+    assert "Traceback" not in err and not list(tmp_path.iterdir())
+
+
+def test_processes_that_do_not_come_are_told(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = f"cluster.coordinator=127.0.0.1:{probe.getsockname()[1]}"
+    words = ("train", *MANUAL, where, "cluster.timeout=2")
+    code, _, err = finished(parsgd(*words, cwd=tmp_path))
+    assert code == 2 and "did not find each other within cluster.timeout=2 s" in err
+
+
+def test_manual_without_its_keys_and_sweeps_of_it_are_refused(tmp_path):
+    code, _, err = finished(parsgd("train", "cluster=manual", cwd=tmp_path))
+    assert code == 2 and "cluster=manual needs cluster.coordinator" in err
+    words = ("train", "-m", "cluster.timeout=1,2")
+    code, _, err = finished(parsgd(*words, cwd=tmp_path))
+    assert code == 2 and "cannot be swept" in err
+
+
+@pytest.mark.slow
+def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
+    ends = []
+    for processes, devices in ((1, 4), (2, 2), (4, 1)):
+        file = tmp_path / f"{processes}.npz"
+        script = (HERE / "one_of_several.py", file, devices, *ALGORITHMS)
+        words = ("launch", "--processes", processes, *script)
+        code, _, err = finished(parsgd(*map(str, words)), 900)
+        assert code == 0, err
+        ends.append(np.load(file))
+    for other in ends[1:]:
+        assert set(other.files) == set(ends[0].files)
+        for name in other.files:
+            np.testing.assert_allclose(
+                ends[0][name], other[name], rtol=2e-5, atol=2e-6, err_msg=name
+            )
+
+
+@pytest.mark.slow
+def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
+    words = ("train", "-m", *SHORT[1:], "workers=2,3", "hydra.sweep.dir=s")
+    code, out, err = finished(
+        parsgd("launch", "--processes", "2", *words, cwd=tmp_path)
+    )
+    assert code == 1, err
+    assert out.count("2 jobs in s") == 1
+    reason = "3 workers cannot be spread evenly over 2 processes: use workers=2 or 4"
+    assert out.count("#1 ") == 1 and reason in out
+    lines = (tmp_path / "s/0/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 22]
+    record = json.loads((tmp_path / "s/0/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
+    assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, number):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{probe.getsockname()[1]}"
+    both = []
+    for process in range(2):
+        environment = {
+            "PARSGD_COORDINATOR": where,
+            "PARSGD_PROCESSES": "2",
+            "PARSGD_PROCESS": str(process),
+        }
+        words = ("train", "workers=2", "epochs=100000", "hydra.run.dir=run")
+        both.append(parsgd(*words, cwd=tmp_path, env=os.environ | environment))
+    try:
+        deadline = time.monotonic() + 120
+        metrics = tmp_path / "run/metrics.jsonl"
+        while not (metrics.is_file() and metrics.read_text()):
+            assert time.monotonic() < deadline and both[0].poll() is None
+            time.sleep(0.2)
+        time.sleep(3)
+        both[1].send_signal(number)
+        code, _, err = finished(both[0], 60)
+        assert code == 1 and "process 1 of 2 is gone: no sign of life" in err
+        assert "Process 0 stops" in err
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
