@@ -92,7 +92,9 @@ def convergence(part: Part) -> Figure | None:
         f"; {len(entries)} of {total} configurations" if len(entries) < total else ""
     )
     goal = f"; dashed: target {part.target.value:g}" if part.target.value else ""
-    figure.suptitle(f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}")
+    text = f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}"
+    # From the left: in the middle a long one would run into the legend.
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11)
     _legend(figure, entries)
     return figure
 
@@ -122,7 +124,7 @@ def throughput(part: Part) -> Figure | None:
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylim(bottom=0)
     _finish(axes, "workers", "samples/s")
-    axes.set_title(f"{part.task}: training throughput", fontsize=11)
+    axes.set_title(f"{part.task}: training throughput", loc="left", fontsize=10)
     _legend(figure, [e for line in lines.values() for e in line], workers=False)
     return figure
 
@@ -153,9 +155,8 @@ def pareto(part: Part) -> Figure | None:
             elinewidth=1,
         )
     _finish(axes, "training time of the run (s)", "final test accuracy")
-    axes.set_title(
-        f"{part.task}: joined where no other is both faster and better", fontsize=11
-    )
+    text = f"{part.task}: joined where no other is both faster and better"
+    axes.set_title(text, loc="left", fontsize=10)
     _legend(figure, entries)
     return figure
 
