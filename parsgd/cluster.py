@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,22 +181,31 @@ def failing(reason: str) -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """End this process's part of a run, once all others have come to their end."""
-    if _client() is None:
+    """End this process's part of a run, once all others have come to their end.
+
+    Process 0 keeps the store that the others read, so it is the last: they end here,
+    and it alone returns if all went well.
+    """
+    client = _client()
+    if client is None:
         return
     with failing("it has ended") if code else contextlib.nullcontext():
         exchange("end", str(code))
     _watch.stop()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == 0:
-        import jax
+    if not is_first():
+        client.key_value_set(f"parsgd/left/{process()}", "left")
+        os._exit(code)
+    for other in range(1, processes()):
+        # One that cannot be waited for is gone, which is all that matters here.
+        with contextlib.suppress(Exception):
+            client.blocking_key_value_get(f"parsgd/left/{other}", 5000)
+    if code:
+        os._exit(code)
+    import jax
 
-        jax.distributed.shutdown()
-        return
-    if is_first():
-        time.sleep(1)  # with it the store goes, which ends those that still read it
-    os._exit(code)
+    jax.distributed.shutdown()
 
 
 _watch = Watch()

@@ -15,6 +15,7 @@ from typing import Any
 LOST = "process 0, which keeps the run together, is gone"
 BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life
+FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 
 
 class Watch:
@@ -28,6 +29,7 @@ class Watch:
         self._stage, self._what, self._since = 0, "", 0.0
         self._count = 0
         self._seen: dict[int, tuple[str, float]] = {}
+        self._failing: dict[int, float] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -102,7 +104,7 @@ class Watch:
             name = f"process {other} of {self._processes}"
             if silent > patience:
                 return f"{name} is gone: no sign of life for {silent:.0f} s"
-            if failure and waited > 2:
+            if failure and min(waited, self._failed_for(other)) > FAILED_SECONDS:
                 return f"{name} failed: {failure}"
             if what and reached < stage and waited > self.timeout:
                 return (
@@ -121,8 +123,15 @@ class Watch:
                 continue
             if self._seen.get(other, ("", 0.0))[0] != count:
                 self._seen[other] = (count, now)
+            if failure:
+                self._failing.setdefault(other, now)
+            else:
+                self._failing.pop(other, None)
             out[other] = (now - self._seen[other][1], int(stage), failure)
         return out
+
+    def _failed_for(self, other: int) -> float:
+        return time.monotonic() - self._failing[other]
 
     def _end(self, missing: str) -> None:
         self._ended.set()
