@@ -12,6 +12,8 @@ parsgd: research on parallel SGD.
   parsgd train ...        train one configuration, or with -m a sweep of many
   parsgd traffic ...      what a configuration sends, without training
   parsgd report DIR...    table, figures and page of what was run
+  parsgd export DIR       the model of a run that saved checkpoints, as safetensors
+  parsgd evaluate DIR     its scores on all examples, over all devices
   parsgd list [GROUP]     strategies, optimizers, tasks and other choices
   parsgd launch ...       several processes of one run, on this machine
   parsgd lab ...          the same over slow links, with the bytes that they carried
@@ -20,6 +22,7 @@ Examples:
   parsgd train strategy=block_momentum workers=4
   parsgd train -m strategy=sync_sgd,local_sgd workers=1,2,4 seed=0,1,2
   parsgd train -m +experiment=demo
+  parsgd train resume=outputs/2026-01-31/12-00-00-000000
   parsgd traffic strategy=one_bit_sgd workers=8
   parsgd report multirun/2026-01-31/12-00-00-000000
 
@@ -95,11 +98,15 @@ def _command(name: str, rest: list[str]) -> int:
         from parsgd.lab.command import lab
 
         return lab(rest)
-    if name not in ("train", "traffic", "report"):
+    if name not in ("train", "traffic", "report", "export", "evaluate"):
         _complain(f"{name}: there is no such command; `parsgd --help` lists them")
         return 2
     # Before JAX is imported: its runtime's errors are shown, its warnings are not.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if name in ("export", "evaluate"):
+        from parsgd import export
+
+        return getattr(export, name)(rest)
     from parsgd import commands
 
     return getattr(commands, name)(rest)

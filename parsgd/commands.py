@@ -15,6 +15,7 @@ from parsgd import cluster, config
 from parsgd.choices import conf_dir, config_dir
 from parsgd.errors import UserError
 from parsgd.rendezvous import Settings, in_environment
+from parsgd.resume import resumed
 from parsgd.targets import ALLOWED, named_packages
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def train(arguments: list[str]) -> int:
         ends in `parsgd.sweep.Sweep`, which knows all of its jobs.
     """
     allowed = _allowed(arguments, config_dir(arguments)[0])
+    # After that: what a folder says must not choose code.
+    arguments = resumed(arguments)
     codes = [0]
 
     def job(cfg: DictConfig) -> str:

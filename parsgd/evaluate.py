@@ -1,11 +1,12 @@
 """Exact averages of a model's metrics over a split of the data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
@@ -14,7 +15,12 @@ CHUNK = 2000
 
 
 def evaluator(
-    task: Task, split: Split, *, limit: int | None = None, device: Any = None
+    task: Task,
+    split: Split,
+    *,
+    limit: int | None = None,
+    device: Any = None,
+    devices: Sequence[Any] | None = None,
 ) -> Callable[[Any, Any], dict[str, float]]:
     """A function ``(params, model_state) -> {metric: mean over the split's examples}``.
 
@@ -26,20 +32,27 @@ def evaluator(
         split: The examples; they are moved to the device once.
         limit: Use this many of them, evenly spaced over the split; None for all.
         device: Where to evaluate.
+        devices: Or on all of these, each an equal part of the rows.
     """
     x, y = split
     if limit is not None and len(x) > limit:
         keep = np.linspace(0, len(x) - 1, limit).astype(np.int64)
         x, y = x[keep], y[keep]
     count = len(x)
-    # Equal chunks of at most CHUNK rows: one program, little padding.
-    pieces = -(-count // CHUNK)
-    size = -(-count // pieces)
+    parts = len(devices) if devices else 1
+    rows_to, model_to = device, device
+    if devices and parts > 1:
+        mesh = Mesh(np.array(devices), ("rows",))
+        rows_to = NamedSharding(mesh, PartitionSpec("rows"))
+        model_to = NamedSharding(mesh, PartitionSpec())
+    # Equal chunks of about CHUNK rows a device: one program, little padding.
+    pieces = -(-count // (CHUNK * parts))
+    size = -(-count // (pieces * parts)) * parts
     chunks = []
     for start in range(0, count, size):
         rows = np.minimum(np.arange(start, start + size), count - 1)
         weight = (np.arange(start, start + size) < count).astype(np.float32)
-        chunks.append(jax.device_put((x[rows], y[rows], weight), device))
+        chunks.append(jax.device_put((x[rows], y[rows], weight), rows_to))
 
     @jax.jit
     def sums(params, model, chunk):
@@ -49,7 +62,9 @@ def evaluator(
         return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in values.items()}
 
     def evaluate(params: Any, model: Any) -> dict[str, float]:
-        parts = [sums(params, model, chunk) for chunk in chunks]
-        return {k: sum(float(part[k]) for part in parts) / count for k in parts[0]}
+        if devices:
+            params, model = jax.device_put((params, model), model_to)
+        found = [sums(params, model, chunk) for chunk in chunks]
+        return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate

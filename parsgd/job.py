@@ -23,11 +23,11 @@ from parsgd.config import Built, build, resolved
 from parsgd.errors import UserError
 from parsgd.progress import Display
 from parsgd.results.files import RESULT
+from parsgd.resume import CHECKPOINTS, has_checkpoints
 from parsgd.targets import ALLOWED
 from parsgd.train import Observer, Record, fit
 
 log = logging.getLogger(__name__)
-CHECKPOINTS = "checkpoints"
 
 
 class Outcome(NamedTuple):
@@ -87,9 +87,9 @@ def run_job(
         config = built.config
         if done := cluster.agree("settled", _settled(folder, config)):
             return Outcome(done, skipped=True)
-        if (folder / RESULT).exists():
+        if (folder / RESULT).exists() and not has_checkpoints(folder):
             display.say("its config has changed or it failed: it is run again")
-        checkpoints = _checkpoints(cfg, folder)
+        checkpoints = _checkpoints(cfg, folder, overrides)
         outcome, measured = _train(built, display, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
@@ -177,7 +177,9 @@ class _Recorder(Observer):
         self._display.record(record)
 
 
-def _checkpoints(cfg: DictConfig, folder: Path) -> Checkpoints | None:
+def _checkpoints(
+    cfg: DictConfig, folder: Path, overrides: Sequence[str]
+) -> Checkpoints | None:
     """What the config says of checkpoints; they are in a folder of the job's folder.
 
     Raises:
@@ -185,7 +187,7 @@ def _checkpoints(cfg: DictConfig, folder: Path) -> Checkpoints | None:
     """
     node, where = cfg.checkpoint, folder / CHECKPOINTS
     if node.rounds is None and node.minutes is None and not node.keep_best:
-        if where.is_dir() and any(path.name.isdigit() for path in where.iterdir()):
+        if has_checkpoints(folder):
             raise FolderError(
                 f"{where} holds checkpoints, and without checkpoint.rounds or "
                 "checkpoint.minutes this run would start anew beside them: give one of "
@@ -200,6 +202,7 @@ def _checkpoints(cfg: DictConfig, folder: Path) -> Checkpoints | None:
         keep_best=node.keep_best,
         force=node.force,
         config=resolved(cfg),
+        overrides=overrides,
     )
 
 

@@ -13,6 +13,7 @@ from parsgd.engine import Engine
 from parsgd.errors import UserError
 from parsgd.loop import Evaluation, Loop, resumed_plan
 from parsgd.meter import Meter, Record
+from parsgd.placement import prepare
 from parsgd.plan import Plan, make_plan, segments
 from parsgd.tasks import Task
 
@@ -174,6 +175,8 @@ def fit(
         "phases": [[phase.start, phase.local_steps] for phase in schedule],
     }
     observer = observer or Observer()
+    # Where devices are made out of cores, make them before the backend starts.
+    prepare(devices)
     with keeping(checkpoints) as keeper:
         keeper.look(facts)
         engine = Engine(

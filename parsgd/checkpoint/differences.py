@@ -55,7 +55,8 @@ def allowed(
     wrong = {key: both for key, both in changed.items() if not _free(key)}
     if wrong and not force:
         listed = "".join(
-            f"\n  {key}: {after}, saved with {before}"
+            f"\n  {key}: {after}, saved "
+            + ("without it" if before == ABSENT else f"with {before}")
             for key, (before, after) in wrong.items()
         )
         raise FolderError(

@@ -238,10 +238,11 @@ class _Saving(Keeper):
             "format": FORMAT,
             "facts": self._facts,
             "config": self.settings.config,
+            "overrides": [*self.settings.overrides],
             "workers": engine.placement.workers,
             "leaves": {name: list(leaf) for name, leaf in described.items()},
         }
-        self.store.save(meta["step"], leaves.pack(state), about | dict(meta))
+        self.store.save(meta["step"], leaves.pack(state), dict(meta) | about)
         self._saved, self._last = meta["round"], time.monotonic()
 
     def best(self, steps: Sequence[int]) -> set[int]:

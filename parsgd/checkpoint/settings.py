@@ -1,6 +1,6 @@
 """``Checkpoints``: where, how often and how many."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ class Checkpoints(NamedTuple):
             arrays fit.
         config: The config of the run, so that differences can be named; without it the
             sizes and the task's name are compared.
+        overrides: The command line that made the config, which ``resume=`` repeats.
 
     Example:
         >>> import parsgd
@@ -43,6 +44,7 @@ class Checkpoints(NamedTuple):
     keep_best: int = 0
     force: bool = False
     config: Mapping[str, Any] | None = None
+    overrides: Sequence[str] = ()
 
 
 def check(settings: Checkpoints) -> None:

@@ -1,0 +1,228 @@
+"""``parsgd export`` and ``evaluate``: the model in a run's checkpoints."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from omegaconf import DictConfig
+
+from parsgd.checkpoint import leaves
+from parsgd.checkpoint.keeper import score_of
+from parsgd.checkpoint.store import Store, quiet
+from parsgd.config import build
+from parsgd.core import Params, State, phases
+from parsgd.engine import Engine
+from parsgd.errors import UserError
+from parsgd.evaluate import evaluator
+from parsgd.placement import prepare
+from parsgd.plan import make_plan
+from parsgd.resume import CHECKPOINTS
+from parsgd.targets import ALLOWED, named_packages
+from parsgd.tasks import Task
+from parsgd.words import counted
+
+EXPORT = """\
+usage: parsgd export DIR [step=latest|best|STEP] [out=DIR]
+
+Writes the model of a run that saved checkpoints: the average that its strategy reads
+out, not one worker's copy. As model.safetensors, and as an Orbax checkpoint in `orbax`,
+into DIR/export or out=DIR. Names are params/... and, of batch statistics, model/...
+
+  parsgd export outputs/2026-01-31/12-00-00-000000
+  parsgd export outputs/2026-01-31/12-00-00-000000 step=best out=digits
+"""
+EVALUATE = """\
+usage: parsgd evaluate DIR [step=latest|best|STEP]
+
+Scores the model of a run that saved checkpoints on all examples of both splits, over
+all devices; each example counts once.
+
+  parsgd evaluate outputs/2026-01-31/12-00-00-000000 step=best
+"""
+SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "epochs", "samples")
+SIZES += ("rounds", "seed", "tail", "micro_batches")
+
+
+class Model(NamedTuple):
+    """A model as it was read from a checkpoint.
+
+    Attributes:
+        task: What it was trained for.
+        params: Its parameters: the readout.
+        state: Its other variables, averaged over the workers.
+        step: Optimizer steps done.
+        config: The config of the run.
+    """
+
+    task: Task
+    params: Params
+    state: State
+    step: int
+    config: dict[str, Any]
+
+
+def export(arguments: list[str]) -> int:
+    """Write the model; the console command."""
+    return _command(arguments, EXPORT, ("step", "out"), _export)
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Score the model; the console command."""
+    return _command(arguments, EVALUATE, ("step",), _evaluate)
+
+
+def _command(
+    arguments: list[str],
+    usage: str,
+    known: Sequence[str],
+    act: Callable[[Path, dict[str, str], Sequence[str]], None],
+) -> int:
+    if not arguments or any(a in ("-h", "--help") for a in arguments):
+        print(usage, end="")
+        return 0 if arguments else 2
+    options, folders = {}, []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key in known:
+            options[key] = value
+        else:
+            folders.append(argument)
+    if len(folders) != 1:
+        raise UserError(
+            f"give one folder of a run, not {len(folders)} ({' '.join(folders)})\n"
+            f"{usage}"
+        )
+    act(Path(folders[0]), options, ALLOWED + named_packages(arguments))
+    return 0
+
+
+def load(
+    folder: str | Path, step: str = "latest", *, allowed: Sequence[str] = ALLOWED
+) -> Model:
+    """The model of a run that saved checkpoints.
+
+    Args:
+        folder: Of the run, or of its checkpoints.
+        step: ``"latest"``, ``"best"`` (of those whose evaluation is recorded) or a
+            number of steps.
+        allowed: Top-level packages whose functions its config may call.
+
+    Raises:
+        UserError: No such checkpoint, or one that cannot be read.
+    """
+    inside = Path(folder) / CHECKPOINTS
+    where = inside if inside.is_dir() else Path(folder)
+    if not where.is_dir():
+        raise UserError(f"no folder {folder}: give the folder of a run")
+    # As many as there are cores, before the backend starts.
+    prepare(None)
+    with quiet():
+        store = Store(where)
+        try:
+            return _load(store, step, allowed)
+        finally:
+            store.close()
+
+
+def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
+    chosen = _chosen(store, step)
+    meta = _read(store, chosen, store.meta)
+    if not meta["config"]:
+        raise UserError(
+            f"{store.folder} was saved by a script, whose strategy no config describes:"
+            " take the readout of its run there, `parsgd.fit(...).readout`"
+        )
+    built = build(DictConfig(meta["config"]), allowed=allowed)
+    sizes = {name: built.arguments[name] for name in SIZES}
+    plan = make_plan(len(built.task.data.train.x), **sizes)
+    engine = Engine(built.task, phases(built.strategy), order=plan.order)
+    template = engine.init(jax.random.key(0))
+    wanted = leaves.abstract(template)
+    arrays = _read(store, chosen, lambda step: store.arrays(step, wanted))
+    state = leaves.unpack(template, arrays)
+    params, model = engine.readout(state, meta["phase"])
+    return Model(built.task, params, model, chosen, meta["config"])
+
+
+def _chosen(store: Store, step: str) -> int:
+    steps = store.steps()
+    if not steps:
+        raise UserError(
+            f"{store.folder} holds no checkpoint: runs save with checkpoint.rounds=N"
+        )
+    if step == "latest":
+        return steps[0]
+    if step == "best":
+        history = _read(store, steps[0], store.meta)["history"]
+        scored = [r for r in history if r["step"] in steps and score_of(r) > -np.inf]
+        if not scored:
+            raise UserError(
+                f"{store.folder}: no checkpoint was saved at an evaluation, so none is "
+                "known to be the best; checkpoint.keep_best=1 keeps it"
+            )
+        return max(scored, key=score_of)["step"]
+    if not step.isdigit() or int(step) not in steps:
+        raise UserError(
+            f"step={step}: {store.folder} holds the steps "
+            f"{', '.join(map(str, reversed(steps)))}; or say latest or best"
+        )
+    return int(step)
+
+
+def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
+    try:
+        return read(step)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        others = [str(s) for s in store.steps() if s != step]
+        instead = f"; others are of step {', '.join(others)}" if others else ""
+        raise UserError(
+            f"{store.folder / str(step)} cannot be read ({first}){instead}"
+        ) from error
+
+
+def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
+    import orbax.checkpoint as ocp
+    from safetensors.numpy import save_file
+
+    model = load(folder, options.get("step", "latest"), allowed=allowed)
+    out = Path(options.get("out", folder / "export"))
+    tree = {"params": model.params, "model": model.state}
+    named = {
+        name: np.asarray(x)
+        for name, x in zip(leaves.names(tree), jax.tree.leaves(tree), strict=True)
+    }
+    about = {
+        "task": model.task.name,
+        "step": str(model.step),
+        "config": json.dumps(model.config),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(named, out / "model.safetensors", metadata=about)
+        with quiet(), ocp.PyTreeCheckpointer() as writer:
+            arrays = {name: x for name, x in named.items() if x.size}
+            writer.save((out / "orbax").resolve(), arrays, force=True)
+    except OSError as error:
+        raise UserError(
+            f"{out} cannot be written ({error.strerror or error}): choose another "
+            "folder with out=DIR"
+        ) from error
+    size = sum(x.size for x in named.values())
+    print(f"step {model.step}, {counted(size, 'number')}: {out / 'model.safetensors'}")
+    print(f"and as an Orbax checkpoint: {out / 'orbax'}")
+
+
+def _evaluate(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
+    model = load(folder, options.get("step", "latest"), allowed=allowed)
+    devices = jax.local_devices()
+    where = counted(len(devices), f"{devices[0].platform} device")
+    print(f"{model.task.name}, step {model.step}, over {where}")
+    for name in ("train", "test"):
+        split = getattr(model.task.data, name)
+        found = evaluator(model.task, split, devices=devices)(model.params, model.state)
+        scores = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        print(f"{name}: {scores} ({counted(len(split.x), 'example')})")

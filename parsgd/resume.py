@@ -1,0 +1,78 @@
+"""``parsgd train resume=DIR``: the command line of a run that goes on."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from parsgd.errors import UserError
+
+CHECKPOINTS = "checkpoints"  # in a run's folder
+
+
+def resumed(arguments: Sequence[str]) -> list[str]:
+    """Replace ``resume=DIR`` by the overrides that the run in DIR was started with.
+
+    What else is given comes after them, and in place of those of the same key.
+
+    Raises:
+        UserError: There is no run in DIR to go on with.
+    """
+    found = [a for a in arguments if a.startswith("resume=")]
+    if not found:
+        return list(arguments)
+    others = [a for a in arguments if a not in found]
+    if len(found) > 1 or "-m" in others or "--multirun" in others:
+        raise UserError(
+            f"{' '.join(found)}: one run goes on at a time; a sweep does with "
+            "hydra.sweep.dir=DIR and its own command"
+        )
+    folder = Path(found[0].removeprefix("resume="))
+    if not folder.is_dir():
+        raise UserError(f"{found[0]}: there is no such folder; give that of a run")
+    if not has_checkpoints(folder):
+        raise UserError(
+            f"{found[0]}: it holds no checkpoint, so there is nothing to go on from. "
+            "Runs save with checkpoint.rounds=N or checkpoint.minutes=M"
+        )
+    before = _overrides(folder)
+    keys = {*_keys(others)}
+    if "hydra.run.dir" in keys:
+        raise UserError(
+            f"{found[0]} and hydra.run.dir: a run goes on in its own folder; copy the "
+            "folder to have both"
+        )
+    kept = [o for o in before if not keys.intersection(_keys([o]))]
+    place = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
+    return [*kept, *others, f"hydra.run.dir='{place}'"]
+
+
+def _overrides(folder: Path) -> list[str]:
+    """The command line in the newest checkpoint that can be read."""
+    where = folder / CHECKPOINTS
+    steps = sorted((int(p.name) for p in where.iterdir() if p.name.isdigit()))
+    for step in reversed(steps):
+        try:
+            # As the JSON that it is: Orbax would start JAX, and it is too early.
+            meta = json.loads((where / str(step) / "meta" / "metadata").read_text())
+            return [str(override) for override in meta["overrides"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the run itself tells what is wrong with it
+    raise UserError(
+        f"resume={folder}: none of its checkpoints can be read; bring them back from a "
+        "copy, or give the whole command with hydra.run.dir to see what is wrong"
+    )
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run's folder holds a checkpoint."""
+    where = folder / CHECKPOINTS
+    return where.is_dir() and any(path.name.isdigit() for path in where.iterdir())
+
+
+def _keys(arguments: Sequence[str]) -> list[str]:
+    """The keys of what are overrides among the arguments."""
+    overrides = [a for a in arguments if a[:1] != "-" and ("=" in a or a[:1] == "~")]
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return [str(override.key_or_group) for override in parsed]
