@@ -102,6 +102,8 @@ def compare(sent: float, dense: float, when: str = "per round") -> str:
         >>> compare(1000, 16000)
         'per round a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
     """
+    if when != "per round":
+        when += ","  # "on a worker" would read as one thing
     if not sent:
         return f"{when} a worker sends nothing"
     return (

@@ -17,8 +17,8 @@ from parsgd.progress import Display
     [
         ({}, "per round a worker"),
         ({"bytes_from_step": 0, "bytes_until_step": None}, "per round a worker"),
-        ({"bytes_from_step": 40}, "per round from step 40 on a worker"),
-        ({"bytes_from_step": 0, "bytes_until_step": 9}, "per round until step 9 a wor"),
+        ({"bytes_from_step": 40}, "per round from step 40 on, a worker"),
+        ({"bytes_from_step": 0, "bytes_until_step": 9}, "per round until step 9, a wo"),
     ],
 )
 def test_the_start_says_which_phase_its_bytes_are_of(steps, said):
@@ -40,12 +40,12 @@ def test_traffic_of_phases_is_told_apart_and_adds_up_to_the_run(
     assert code == 0, err
     (first,) = (line for line in out.splitlines() if line.startswith("per round until"))
     (second,) = (line for line in out.splitlines() if line.startswith("per round from"))
-    end = first.split()[4]
-    assert second.startswith(f"per round from step {end} on a worker sends")
+    end = first.split()[4].rstrip(",")
+    assert second.startswith(f"per round from step {end} on, a worker sends")
     assert command("train", *words)[0] == 0
     (file,) = tmp_path.glob("outputs/*/*/result.json")
     sent = json.loads(file.read_text())["summary"]["bytes"]
-    assert f"in the whole run a worker sends {decimal(round(sent))};" in out
+    assert f"in the whole run, a worker sends {decimal(round(sent))};" in out
 
 
 def test_traffic_of_one_phase_needs_no_sum(command):  # noqa: F811
