@@ -51,7 +51,7 @@ def resumed(arguments: Sequence[str]) -> list[str]:
 def _overrides(folder: Path) -> list[str]:
     """The command line in the newest checkpoint that can be read."""
     where = folder / CHECKPOINTS
-    steps = sorted((int(p.name) for p in where.iterdir() if p.name.isdigit()))
+    steps = sorted(int(p.name) for p in where.iterdir() if p.name.isdigit())
     for step in reversed(steps):
         try:
             # As the JSON that it is: Orbax would start JAX, and it is too early.
