@@ -84,6 +84,9 @@ def test_named_scripts_and_make_targets_exist(path):
         assert re.search(rf"^{target}:", makefile, re.M), f"make {target}"
     for script in re.findall(r"(?:experiments|benchmarks|notebooks)/\w+\.\w+", text):
         assert (ROOT / script).exists(), script
+    for module in re.findall(r"python -m ((?:parsgd|benchmarks)[\w.]*)", text):
+        place = ROOT / module.replace(".", "/")
+        assert place.is_dir() or place.with_suffix(".py").exists(), module
 
 
 def test_algorithms_names_tests_that_exist():
