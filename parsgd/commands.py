@@ -62,8 +62,9 @@ def train(arguments: list[str]) -> int:
     arguments = resumed(arguments)
     codes = [0]
 
-    def job(cfg: DictConfig) -> str:
+    def job(cfg: DictConfig) -> float:
         from parsgd.job import run_job
+        from parsgd.launchers import elsewhere, own_share
 
         hydra_config = HydraConfig.get()
         # As they were written: some refer to values that are no keys of Hydra's.
@@ -74,10 +75,16 @@ def train(arguments: list[str]) -> int:
         if sweeping and first:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
-        outcome = run_job(cfg, folder, overrides, allowed=allowed, alone=not sweeping)
+        quiet = sweeping and elsewhere(hydra_config)
+        if quiet:
+            own_share(hydra_config)
+        outcome = run_job(
+            cfg, folder, overrides, allowed=allowed, alone=not sweeping, quiet=quiet
+        )
         if sweeping:
             if first:
-                print(_ending(outcome), flush=True)
+                number = f"#{hydra_config.job.num} " if quiet else ""
+                print(f"{number}{_ending(outcome)}", flush=True)
         elif outcome.status == "completed":
             if first:
                 print(f"completed: {folder}")
@@ -85,7 +92,7 @@ def train(arguments: list[str]) -> int:
             if first:
                 print(f"parsgd: {_ending(outcome)}", file=sys.stderr)
             codes.append(2 if outcome.mistake else 1)
-        return outcome.status
+        return outcome.score
 
     cluster.start(_cluster(arguments))
     arguments = [*arguments, *(() if cluster.is_first() else SILENT)]

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 import logging
+import math
 import os
 import shutil
 import traceback
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.keeper import score_of
 from parsgd.checkpoint.settings import FolderError
 from parsgd.config import Built, build, resolved
 from parsgd.errors import UserError
@@ -38,12 +40,15 @@ class Outcome(NamedTuple):
         reason: Why it did not complete.
         mistake: Whether it failed by a user's mistake, not by a fault.
         skipped: Whether its folder held the result already.
+        score: What a search maximises: the best test accuracy, or minus the best test
+            loss of a task without; NaN if it failed.
     """
 
     status: str
     reason: str | None = None
     mistake: bool = False
     skipped: bool = False
+    score: float = math.nan
 
 
 def run_job(
@@ -53,6 +58,7 @@ def run_job(
     *,
     allowed: Sequence[str] = ALLOWED,
     alone: bool = False,
+    quiet: bool = False,
     console: Console | None = None,
 ) -> Outcome:
     """Run a job in its folder, unless the folder holds this very job's result.
@@ -67,26 +73,27 @@ def run_job(
         allowed: Top-level packages whose functions the config may call.
         alone: Whether it is no job of a sweep. Then one that is refused leaves nothing,
             where in a sweep its reason becomes a row of the table.
+        quiet: Show nothing while it runs: others run beside it.
         console: Where to show progress.
 
     Raises:
         UserError: The folder cannot be written.
     """
     first = cluster.is_first()
-    console = console or Console(quiet=not first)
+    console = console or Console(quiet=quiet or not first)
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     display = Display(console)
     recorder = _Recorder(folder, display)
     config = _as_stored(cfg)
     if done := cluster.agree("settled", _settled(folder, config)):
-        return Outcome(done, skipped=True)
+        return _skipped(folder, done)
     try:
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         if done := cluster.agree("settled", _settled(folder, config)):
-            return Outcome(done, skipped=True)
+            return _skipped(folder, done)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             display.say("its config has changed or it failed: it is run again")
         checkpoints = _checkpoints(cfg, folder, overrides)
@@ -227,7 +234,8 @@ def _train(
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)
     measured = {"summary": summary, "final": run.history[-1], "best": best}
     measured["machine"] = results.machine(jax.devices())
-    return Outcome(run.status, run.reason), measured
+    score = max(map(score_of, run.history), key=_finite)
+    return Outcome(run.status, run.reason, score=score), measured
 
 
 def _as_stored(cfg: DictConfig) -> dict[str, Any]:
@@ -248,6 +256,11 @@ def _as_written(cfg: DictConfig, key: Any) -> Any:
         raw = OmegaConf.to_container(cfg)
         assert isinstance(raw, dict)
         return raw[key]
+
+
+def _skipped(folder: Path, status: str) -> Outcome:
+    best = results.read_job(folder).best if cluster.is_first() else None
+    return Outcome(status, skipped=True, score=score_of(best or {}))
 
 
 def _settled(folder: Path, config: dict[str, Any]) -> str:
@@ -280,6 +293,10 @@ def _reason(error: Exception) -> str:
 
 def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _finite(score: float) -> float:
+    return score if math.isfinite(score) else -math.inf
 
 
 def _reset_peak_memory() -> None:

@@ -20,6 +20,15 @@ from parsgd.errors import UserError
 
 _NO_CHOICE = "Config group override must be a string"
 
+# Launchers and sweepers that extras of parsgd bring.
+PLUGINS = {
+    "joblib": "joblib",
+    "submitit_slurm": "submitit",
+    "submitit_local": "submitit",
+    "ray": "ray",
+    "optuna": "optuna",
+}
+
 
 def is_mistake(error: BaseException) -> bool:
     """Whether `explain` has words for it: a user's mistake, not a fault."""
@@ -90,8 +99,13 @@ def _missing(error: MissingConfigException) -> str:
     wanted = error.missing_cfg_file or ""
     group, _, name = wanted.rpartition("/")
     options = sorted(error.options or ())
-    if not group or not options:
+    if not group or not (options or name in PLUGINS):
         return _first_line(error)
+    if group.startswith("hydra/") and name in PLUGINS:
+        return (
+            f"{group}/{name} is a plugin of Hydra's that is not installed: "
+            f"pip install 'parsgd[{PLUGINS[name]}]'"
+        )
     return (
         f"{group}={name}: there is no such {group}. Choose one of "
         f"{', '.join(options)}.{nearest(name, options)}"

@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import cluster
+from parsgd import cluster, launchers
 from parsgd.errors import UserError
 from parsgd.messages import explain, is_mistake
 from parsgd.placement import want_cpu_devices
@@ -58,9 +58,11 @@ class Sweep(Callback):
         del kwargs
         jobs: list[list[str]] | None = []
         try:
+            launchers.check(config.hydra)
             jobs = sweep_jobs(config)
             if jobs is None:
-                make_devices([config.placement.devices])
+                others = launchers.elsewhere(config.hydra)
+                make_devices([config.placement.devices], others)
                 return
             folder = Path(config.hydra.sweep.dir)
             _refuse_other_sweep(folder, jobs)
@@ -72,7 +74,8 @@ class Sweep(Callback):
             if cluster.is_first():
                 print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
             values = [_override(job, "placement.devices") for job in jobs]
-            make_devices([config.placement.devices, *values])
+            others = launchers.elsewhere(config.hydra)
+            make_devices([config.placement.devices, *values], others)
         except Exception as error:
             if not is_mistake(error):
                 raise
@@ -116,11 +119,12 @@ def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     return [job for batch in batches for job in batch]
 
 
-def make_devices(wanted: Sequence[Any]) -> None:
+def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
     """Ask JAX for as many CPU devices as the largest of the placements needs.
 
     Args:
         wanted: Values of ``placement.devices``: counts, lists of indices, or None.
+        others: Whether the processes that this one starts need them.
 
     Their number is fixed once JAX has started, so the first job of a sweep must have
     as many as the last. What is no count or list is reported by the job that has it.
@@ -132,6 +136,8 @@ def make_devices(wanted: Sequence[Any]) -> None:
             listed = isinstance(value, Sequence)
             needed.append(max(numbers) + 1 if listed else numbers[0])
     want_cpu_devices(max(needed))
+    if others:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(needed))
 
 
 def show_report(

@@ -1,0 +1,53 @@
+"""Sweeps whose jobs run in other processes, started by one of Hydra's launchers."""
+
+from pathlib import Path
+from typing import Any
+
+from parsgd import cluster
+from parsgd.errors import UserError
+from parsgd.slots import share
+
+BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
+
+
+def elsewhere(hydra: Any) -> bool:
+    """Whether jobs run in processes of their own.
+
+    Args:
+        hydra: Hydra's part of the config.
+    """
+    return not hydra.launcher._target_.endswith(f".{BASIC}")
+
+
+def own_share(hydra: Any) -> None:
+    """Keep a job of several on this machine to its share of cores and accelerators.
+
+    Schedulers of a cluster do so by themselves.
+    """
+    if hydra.launcher._target_.endswith(f".{JOBLIB}"):
+        from joblib import effective_n_jobs
+
+        jobs = effective_n_jobs(hydra.launcher.n_jobs)
+        share(Path(hydra.sweep.dir).absolute() / ".slots", jobs)
+
+
+def check(hydra: Any) -> None:
+    """Refuse launchers that cannot do what they are asked for.
+
+    Raises:
+        UserError: Several processes would each start all jobs, or joblib would run
+            them in this process.
+    """
+    if not elsewhere(hydra):
+        return
+    if cluster.processes() > 1:
+        raise UserError(
+            f"{hydra.launcher._target_} starts a process for each job, and this "
+            f"command runs in {cluster.processes()} processes already: leave out "
+            "hydra/launcher, or start one"
+        )
+    if hydra.launcher._target_.endswith(f".{JOBLIB}") and hydra.launcher.n_jobs == 1:
+        raise UserError(
+            "hydra.launcher.n_jobs=1: joblib would run the jobs in this process; leave "
+            "out hydra/launcher for one job after the other, or give 2 or more"
+        )

@@ -1,0 +1,70 @@
+"""A share of the machine for each of several processes that run jobs side by side.
+
+Times mean something only if jobs do not fight for the same cores, and an accelerator
+belongs to one process. A slot is held by a lock on a file until its process ends, so it
+passes on by itself to the next, whatever became of the first.
+"""
+
+import fcntl
+import os
+import re
+from pathlib import Path
+
+GPUS = "CUDA_VISIBLE_DEVICES"
+_held: list[object] = []  # files whose locks this process keeps
+
+
+def share(folder: Path, count: int) -> int:
+    """Take one of ``count`` shares of cores and GPUs, before JAX's backend starts.
+
+    A process that has one already keeps it.
+
+    Args:
+        folder: Where the locks are, the same for all processes that share.
+        count: How many processes run at once.
+
+    Returns:
+        The number of the share.
+
+    Raises:
+        RuntimeError: More processes than shares.
+    """
+    if _held:
+        return int(Path(_held[0].name).suffix[1:])  # type: ignore[attr-defined]
+    folder.mkdir(parents=True, exist_ok=True)
+    for slot in range(count):
+        file = open(folder / f"slot.{slot}", "w")  # noqa: SIM115
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        _held.append(file)
+        _keep_to(slot, count)
+        return slot
+    raise RuntimeError(f"all of {count} shares of this machine are in use")
+
+
+def _keep_to(slot: int, count: int) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, part(sorted(os.sched_getaffinity(0)), slot, count))
+    if gpus := _gpus():
+        os.environ[GPUS] = ",".join(part(gpus, slot, count))
+
+
+def part(things: list, slot: int, count: int) -> list:
+    """The slot's share of a list; one that others have too if there are too few.
+
+    Example:
+        >>> part([0, 1, 2, 3], 1, 2), part(["a"], 3, 4)
+        ([1, 3], ['a'])
+    """
+    return things[slot % len(things) :: count] if things else []
+
+
+def _gpus() -> list[str]:
+    """What CUDA may use: as the environment says, else all that the system shows."""
+    if GPUS in os.environ:
+        return [name for name in os.environ[GPUS].split(",") if name]
+    devices = Path("/dev").glob("nvidia[0-9]*")
+    return sorted(re.sub(r"\D", "", path.name) for path in devices)

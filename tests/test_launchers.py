@@ -1,0 +1,130 @@
+"""Jobs in processes of their own, started by Hydra's launchers, and a search."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from parsgd import cluster, launchers, slots
+from parsgd.errors import UserError
+
+SHORT = ("epochs=1", "evaluations=1", "hydra.sweep.dir=s")
+
+
+def sweep(folder, *words):
+    command = [sys.executable, "-m", "parsgd.cli", "train", "-m", *SHORT, *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def results(folder):
+    return [
+        json.loads((folder / f"s/{i}/result.json").read_text())
+        for i in range(len([*folder.glob("s/*/result.json")]))
+    ]
+
+
+@pytest.mark.slow
+def test_J1_J2_each_job_has_its_process_and_its_devices(tmp_path):
+    words = ("workers=4", "placement=shard_map", "placement.devices=1,2,5")
+    done = sweep(tmp_path, "hydra/launcher=processes", *words)
+    assert done.returncode == 1, done.stderr  # 4 workers do not fit 5 devices
+    assert "4 workers cannot be spread evenly over 5 devices" in done.stdout
+    found = results(tmp_path)
+    assert [job["status"] for job in found] == ["completed", "completed", "failed"]
+    devices = [job["summary"]["placement"]["devices"] for job in found[:2]]
+    assert devices == [1, 2]
+    assert len([*(tmp_path / "s/.slots").iterdir()]) == 2
+
+
+@pytest.mark.slow
+def test_submitit_runs_jobs_on_this_machine(tmp_path):
+    done = sweep(tmp_path, "hydra/launcher=local", "workers=1,2")
+    assert done.returncode == 0, done.stderr
+    assert [job["config"]["workers"] for job in results(tmp_path)] == [1, 2]
+    assert "2 of 2 jobs completed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_search_maximises_the_accuracy(tmp_path):
+    rates = "optimizer.learning_rate=choice(0.0001,0.2)"
+    done = sweep(tmp_path, "hydra/sweeper=search", "hydra.sweeper.n_trials=3", rates)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path)
+    best = max(found, key=lambda job: job["best"]["test_accuracy"])
+    chosen = (tmp_path / "s/optimization_results.yaml").read_text()
+    assert f"learning_rate: {best['config']['optimizer']['learning_rate']}" in chosen
+    assert f"best_value: {best['best']['test_accuracy']}"[:20] in chosen
+
+
+def test_a_plugin_that_is_not_installed_is_named(tmp_path):
+    try:
+        import hydra_plugins.hydra_ray_launcher  # noqa: F401
+    except ImportError:
+        done = sweep(tmp_path, "hydra/launcher=ray_cluster", "workers=1,2")
+        assert done.returncode == 2 and "pip install 'parsgd[ray]'" in done.stderr
+
+
+def hydra(name, **more):
+    return SimpleNamespace(launcher=SimpleNamespace(_target_=f"a.{name}", **more))
+
+
+def test_launchers_that_cannot_be_are_refused(monkeypatch):
+    with pytest.raises(UserError, match="n_jobs=1"):
+        launchers.check(hydra("JoblibLauncher", n_jobs=1))
+    launchers.check(hydra("JoblibLauncher", n_jobs=2))
+    monkeypatch.setattr(cluster, "processes", lambda: 2)
+    launchers.check(hydra("BasicLauncher"))
+    with pytest.raises(UserError, match="runs in 2 processes already"):
+        launchers.check(hydra("SlurmLauncher"))
+
+
+SHARES = """
+import os, sys
+from pathlib import Path
+from parsgd import slots
+try:
+    slot = slots.share(Path("slots"), 2)
+    again = slots.share(Path("slots"), 2)
+except RuntimeError as error:
+    print(error, flush=True)
+    sys.exit()
+cores = sorted(os.sched_getaffinity(0))
+print(slot == again, slot, cores, os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinity")
+def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", SHARES],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(process):
+        return process.stdout.readline().strip()
+
+    running = [start()]
+    assert told(running[0]) == f"True 0 {slots.part(cores, 0, 2)} 4,6"
+    running.append(start())
+    assert told(running[1]) == f"True 1 {slots.part(cores, 1, 2)} 5"
+    running.append(start())
+    assert told(running[2]) == "all of 2 shares of this machine are in use"
+    running[0].communicate("")  # it ends, and its share is free
+    running.append(start())
+    assert told(running[3]).startswith("True 0 ")
+    for process in running[1:]:
+        process.communicate("")
