@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench notebooks clean
+.PHONY: help demo test test-fast lint bench lab notebooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -31,6 +31,10 @@ lint: $(READY)  ## formatting, style and types
 
 bench: $(READY)  ## fit against hand-written loops, medians of interleaved windows
 	$(BIN)/python -m benchmarks --full
+
+lab: $(READY)  ## step time and time to accuracy over slow links (root; hours), into docs/lab.md
+	$(BIN)/python -m benchmarks.lab
+	$(BIN)/python -m benchmarks.lab --publish
 
 notebooks: $(READY)  ## run the notebooks top to bottom and keep their output
 	$(BIN)/jupyter execute --inplace notebooks/*.ipynb

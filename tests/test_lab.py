@@ -10,67 +10,13 @@ import sys
 import time
 
 import pytest
-from command_line import in_new_process
+from needs_links import needs_links
 from processes import alive
 
-from parsgd import network
 from parsgd.errors import UserError
 from parsgd.lab import links
-from parsgd.lab.command import table
-from parsgd.lab.counters import HEADER, Counters
-from parsgd.lab.wire import Wire
+from parsgd.lab.counters import Counters
 from parsgd.network import Link
-from parsgd.train import Observer
-
-
-def _why_not():
-    if reason := links.missing():
-        return reason
-    probe = f"parsgd-test-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
-    if made.returncode:
-        return f"no network namespaces: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", probe], check=True)
-    return None
-
-
-WHY_NOT = _why_not()
-needs_links = pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")
-
-
-@pytest.mark.parametrize(
-    "text, link",
-    [
-        ("1gbit", Link(1e9)),
-        ("unlimited", Link(math.inf)),
-        ("250mbit", Link(250e6)),
-        ("1.5GBit", Link(1.5e9)),
-        ("64kbit,20ms", Link(64e3, 0.02)),
-        ("9600bit,1s", Link(9600, 1.0)),
-        ("1gbit,50us", Link(1e9, 50e-6)),
-    ],
-)
-def test_links_are_presets_or_rates(text, link):
-    got = network.parse(text)
-    assert got.rate == link.rate
-    assert got.latency == pytest.approx(link.latency)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "fast", "1", "gbit", "-1gbit", "0mbit", "1gbit,", "1gbit,5", "1gb", "1e9bit"],
-)
-def test_J4_what_is_no_link_is_refused_with_the_presets(text):
-    with pytest.raises(UserError, match=f"--link {text}: .* 250mbit.* 100mbit, 10gbit"):
-        network.parse(text)
-
-
-def test_links_in_words():
-    assert Link(1e9).describe() == "1 Gbit/s"
-    assert Link(2.5e8, 0.02).describe() == "250 Mbit/s, 20 ms"
-    assert Link(500).describe() == "500 bit/s"
-    assert Link(math.inf).describe() == "unlimited"
-    assert Link(1e6, 0.5).seconds(1000) == 0.508
 
 
 @pytest.mark.parametrize(
@@ -91,76 +37,6 @@ def test_what_a_machine_lacks_is_said(monkeypatch, name, value, expected):
     monkeypatch.setattr(getattr(links, module), attribute, value)
     with pytest.raises(UserError, match=f"{expected}.*parsgd launch"):
         links.network(2, Link(1e9)).__enter__()
-
-
-def record(round, bytes, seconds=0.0):
-    return {"round": round, "bytes": bytes, "seconds": seconds}
-
-
-def test_wire_counts_training_and_nothing_else():
-    carried = 0
-
-    def send(payload, packets=1):
-        nonlocal carried
-        carried += payload + 1j * packets
-
-    def read():
-        sent = int(carried.real) + HEADER * int(carried.imag)
-        return Counters(sent, 0, int(carried.imag), 0)
-
-    seen = []
-
-    class Inner(Observer):
-        def progress(self, step, steps, record):
-            send(10_000)  # as what an observer does itself
-            seen.append(step)
-
-        def record(self, record):
-            send(20_000)
-
-    wire = Wire(Inner(), read)
-    send(1_000_000)  # the processes find each other
-    wire.start({"workers": 2, "parameters": 75}, [])
-    send(50_000)
-    wire.record(record(0, 0))
-    send(300 + 900_000)  # a round, after it was rehearsed
-    wire.progress(1, 8, record(1, 300, 1.0))
-    send(1200, packets=3)
-    wire.progress(5, 8, record(5, 1500, 3.0))
-    send(70_000)  # a readout
-    wire.record(record(5, 1500, 3.0))
-    send(900, packets=2)
-    wire.progress(8, 8, record(8, 2400, 4.5))
-    wire.record(record(8, 2400, 4.5))
-    result = wire.result()
-    assert result["payload"] == result["counted"] == 2100
-    assert result["sent"] == 2100 + 5 * HEADER
-    assert (result["rounds"], result["dispatches"], result["seconds"]) == (7, 2, 3.5)
-    assert (result["workers"], result["parameters"]) == (2, 75)
-    assert seen == [1, 5, 8]
-    assert wire.resumed is not None  # what else an observer is told, the inner one is
-
-
-def shown(workers=2, rounds=9):
-    one = {
-        "workers": workers,
-        "rounds": rounds,
-        "dispatches": 2,
-        "counted": 1000.0,
-        "payload": 1020,
-    }
-    one |= {"sent": 1046, "received": 0}
-    whole = Counters(2000, 3000, 10, 10)._asdict()
-    return table({"processes": 2, "training": [[one, one]], "whole_run": [whole] * 2})
-
-
-def test_table_compares_what_can_be_compared():
-    text = shown()
-    assert re.search(r"\n +1 +1,046 +1,020 +1,000 +1\.046 +1\.020\n", text)
-    assert re.search(r"\n +1 +2,000 +3,000$", text)
-    assert "4 workers share 2 processes" in shown(workers=4)
-    assert "1.046" not in shown(workers=4)
-    assert "too short to be compared" in shown(rounds=0)
 
 
 @pytest.fixture
@@ -377,47 +253,3 @@ def test_wrong_use_ends_with_2_and_one_message(tmp_path, arguments, expected):
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not ended.stdout
-
-
-TRAINED = """\
-train workers=2 task=synthetic task.features=1024 task.examples=64 task.test_examples=8
-task/model=mlp task.model.features=[2048] worker_batch=8 evaluations=1
-"""
-
-
-@needs_links
-@pytest.mark.parametrize(
-    "method",
-    [
-        "strategy=sync_sgd",
-        *(
-            pytest.param(method, marks=pytest.mark.slow)
-            for method in (
-                "strategy=one_bit_sgd",
-                "strategy=top_k_sgd strategy.reducer.compressor.ratio=0.05",
-                "strategy=power_sgd strategy.reducer.rank=16",
-                "strategy=local_sgd local_steps=2",
-            )
-        ),
-    ],
-    ids=lambda method: method.split()[0].partition("=")[2],
-)
-def test_K4_links_carry_what_the_program_counts(tmp_path, method):
-    rounds = f"rounds={8 if 'local' in method else 16} hydra.run.dir=run"
-    words = [*TRAINED.split(), *method.split(), *rounds.split()]
-    ended = in_new_process(
-        tmp_path, "lab", "--link", "1gbit", "--output", "lab.json", "--", *words
-    )
-    assert ended.returncode == 0, ended.stderr
-    (job,) = json.loads((tmp_path / "lab.json").read_text())["training"]
-    summary = json.loads((tmp_path / "run" / "result.json").read_text())["summary"]
-    for one in job:
-        assert one["rounds"] == summary["rounds"] - 1  # the first is left out
-        expected = summary["bytes"] * one["rounds"] / summary["rounds"]
-        assert one["counted"] == pytest.approx(expected)
-        # Headers included; none of the exchanges is missing, none is there twice.
-        assert one["counted"] <= one["payload"] < one["sent"]
-        measured = 0.0
-        if "local" in method:  # by how much workers differ, once per dispatch
-            measured = 4 * one["parameters"] * one["dispatches"]
-        assert one["sent"] - measured < 1.05 * one["counted"]

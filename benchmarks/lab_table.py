@@ -1,0 +1,184 @@
+"""What the network lab measured, as tables, a figure and a part of docs/lab.md."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from parsgd import network
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+BUSY = 0.05
+HEAD = (
+    "| link | method | ms per step (range) | exchanging | samples/s "
+    "| steps to {target:g} | s to {target:g} | n |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def line(name: str, cell: dict) -> str:
+    """One measurement in a line."""
+    if "error" in cell:
+        return f"{name}: failed: {cell['error']}"
+    if cell["link"] == "steps":
+        return f"{name}: {cell['steps']} steps, accuracy {cell['accuracy']:.4f}"
+    others = f", others took {cell['disturbed']:.0%}"
+    return f"{name}: {_milliseconds(cell)} ms per step{others}"
+
+
+def _milliseconds(cell: dict) -> str:
+    times = [1e3 * seconds for seconds in cell["seconds"]]
+    low, high = min(times), max(times)
+    return f"{statistics.median(times):.3g} ({low:.3g}-{high:.3g})"
+
+
+def _groups(store: dict) -> Iterator[tuple[str, int, list[dict]]]:
+    """Measurements of one model and number of processes."""
+    found: dict[tuple[str, int], list[dict]] = {}
+    for cell in store["cells"].values():
+        found.setdefault((cell["model"], cell["processes"]), []).append(cell)
+    for (model, processes), group in found.items():
+        yield model, processes, group
+
+
+def steps_of(group: list[dict], method: str) -> tuple[float | None, int]:
+    """The median number of steps to the target, and of how many seeds.
+
+    None if it was not measured, or if a seed did not reach the target.
+    """
+    cells = [c for c in group if c["link"] == "steps" and c["method"] == method]
+    steps = [cell.get("steps") for cell in cells]
+    if not steps or None in steps:
+        return None, len(steps)
+    return statistics.median(steps), len(steps)
+
+
+def rows(store: dict, group: list[dict]) -> list[dict]:
+    """One per link and method: medians, and what follows from them."""
+    out = []
+    timed = [cell for cell in group if cell["link"] != "steps"]
+    alone = {
+        (cell["link"], cell["method"]): statistics.median(cell["seconds"])
+        for cell in timed
+        if "alone" in cell["method"] and "seconds" in cell
+    }
+    for cell in timed:
+        if "error" in cell:
+            out.append(cell)
+            continue
+        seconds = statistics.median(cell["seconds"])
+        reference = "DDP alone" if cell["method"].startswith("DDP") else "alone"
+        own = alone.get((cell["link"], reference))
+        steps, seeds = steps_of(group, cell["method"])
+        out.append(
+            cell
+            | {
+                "step": seconds,
+                "share": None if own is None else max(0.0, 1 - own / seconds),
+                "rate": store["settings"]["batch"] * cell["processes"] / seconds,
+                "steps": steps,
+                "seeds": seeds,
+                "to_target": None if steps is None else steps * seconds,
+            }
+        )
+    return out
+
+
+def tables(store: dict) -> str:
+    """Markdown: a table for each model and number of processes."""
+    parts = []
+    for model, processes, group in _groups(store):
+        lines = [f"### {model}, {processes} processes", ""]
+        lines.append(HEAD.format(target=store["settings"]["target"]))
+        lines += [_row(row) for row in rows(store, group)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _row(row: dict) -> str:
+    start = f"| {row['link']} | {row['method']} |"
+    if "error" in row:
+        return f"{start} failed: {row['error'].splitlines()[-1]} | | | | | |"
+    alone = "alone" in row["method"]
+    share = "" if alone or row["share"] is None else f"{row['share']:.0%}"
+    steps = "" if row["steps"] is None else f"{row['steps']:,.0f}"
+    if not alone and row["seeds"] and row["steps"] is None:
+        steps = "not reached"
+    time = "" if row["to_target"] is None else f"{row['to_target']:.3g}"
+    n = f"{len(row['seconds'])}" + (f", {row['seeds']}" if row["seeds"] else "")
+    n += " (disturbed)" if row["disturbed"] > BUSY else ""
+    return (
+        f"{start} {_milliseconds(row)} | {share} | {row['rate']:,.0f} | {steps} "
+        f"| {time} | {n} |"
+    )
+
+
+def figure(store: dict, file: Path) -> None:
+    """Time to the target against the rate of the link, one panel per table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = list(_groups(store))
+    size = (5.5 * len(groups), 4.5)
+    fig, axes = pyplot.subplots(1, len(groups), figsize=size, squeeze=False)
+    for axis, (model, processes, group) in zip(axes[0], groups, strict=True):
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for row in rows(store, group):
+            rate = network.parse(row["link"]).rate
+            # Without a limit there is no rate to put it at.
+            if row.get("to_target") is not None and math.isfinite(rate):
+                points = curves.setdefault(row["method"], [])
+                points.append((rate / 1e6, row["to_target"]))
+        for method, points in curves.items():
+            style = "--" if method.startswith("DDP") else "-"
+            axis.plot(
+                *zip(*sorted(points), strict=True), style, marker="o", label=method
+            )
+        axis.set(xscale="log", yscale="log", title=f"{model}, {processes} processes")
+        axis.set(xlabel="Mbit/s of each link")
+        axis.grid(alpha=0.3)
+        if curves:
+            axis.legend(fontsize=8)
+    axes[0][0].set_ylabel(f"seconds to accuracy {store['settings']['target']:g}")
+    fig.tight_layout()
+    fig.savefig(file, dpi=120)
+    pyplot.close(fig)
+
+
+def publish(store: dict, docs: Path) -> None:
+    """Write tables, figure and measurements into the documents.
+
+    Raises:
+        SystemExit: Nothing was measured, or there is no place for it.
+    """
+    if not store["cells"]:
+        raise SystemExit("nothing was measured yet: python -m benchmarks.lab")
+    page = docs / "lab.md"
+    text = page.read_text(encoding="utf-8")
+    if not (BEGIN in text and END in text):
+        raise SystemExit(f"{page} has no lines {BEGIN} and {END} to write between")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    (docs / "figures").mkdir(exist_ok=True)
+    figure(store, docs / "figures" / "lab.png")
+    data = docs / "figures" / "lab.json"
+    data.write_text(json.dumps(store, indent=1) + "\n")
+    image = "![Time to accuracy against the rate of the links](figures/lab.png)"
+    body = f"{_conditions(store)}\n\n{image}\n\n{tables(store)}"
+    page.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+
+
+def _conditions(store: dict) -> str:
+    machine, settings = store["machine"], store["settings"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
+    where = "on one core" if settings["pinned"] else "on any core"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"{versions}, {machine['date']}. Fashion-MNIST, batch {settings['batch']} of "
+        f"each process, {where}, plain SGD at rate {settings['lr']:g}; local SGD and "
+        f"block momentum with {settings['local_steps']} local steps. n: windows of "
+        f"about {settings['seconds']:g} s, and seeds of the steps to the target. "
+        "Measurements: [lab.json](figures/lab.json)."
+    )
