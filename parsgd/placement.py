@@ -31,6 +31,7 @@ from parsgd.words import counted
 
 LANE_CACHE_BYTES = 7 << 20
 LARGE_STEP_FLOPS = 1e8
+MOST_CPU_DEVICES = 1024
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
 
@@ -86,7 +87,16 @@ def want_cpu_devices(count: int) -> None:
 
     On CPU, JAX makes devices out of one machine's cores; their number is fixed when the
     backend starts. Once it runs this does nothing: `place` then says what is missing.
+
+    Raises:
+        UserError: More than could ever be made.
     """
+    if count > MOST_CPU_DEVICES:
+        raise UserError(
+            f"placement.devices asks for {count} devices: CPU devices are threads of "
+            f"this machine, {MOST_CPU_DEVICES} at most. More workers than devices are "
+            "lanes: leave placement.devices out"
+        )
     try:
         if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", count)

@@ -47,11 +47,12 @@ class Sweep(Callback):
             _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
             raise SystemExit(0)
         try:
+            make_devices([config.placement.devices])
             _make_folder(Path(config.hydra.run.dir), "hydra.run.dir")
         except UserError as error:
-            print(f"parsgd: {error}", file=sys.stderr)
+            if cluster.is_first():
+                print(f"parsgd: {error}", file=sys.stderr)
             raise SystemExit(2) from error
-        make_devices([config.placement.devices])
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Count, check and maybe list the jobs; make the devices they need."""
@@ -70,17 +71,18 @@ class Sweep(Callback):
                 _compose_all(config, jobs)
                 _list_jobs(jobs)
                 raise SystemExit(0)
-            _make_folder(folder, "hydra.sweep.dir")
-            if cluster.is_first():
-                print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
             values = [_override(job, "placement.devices") for job in jobs]
             others = launchers.elsewhere(config.hydra)
             make_devices([config.placement.devices, *values], others)
+            _make_folder(folder, "hydra.sweep.dir")
+            if cluster.is_first():
+                print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
         except Exception as error:
             if not is_mistake(error):
                 raise
             overrides = [override for job in jobs or () for override in job]
-            print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
+            if cluster.is_first():
+                print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
             raise SystemExit(2) from error
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -80,6 +80,7 @@ SWITCH = "strategy=post_local_sgd"
         (DEVICES, "use workers=2 or 4, or placement.devices=1"),
         (["placement.devices=[1,1]"], "names each device once"),
         (["placement.devices=99"], "99 devices"),
+        (["placement.devices=100000"], "1024 at most"),
         (["task=csv", "task.path=nowhere.csv"], "there is no file"),
         (["task=fashion_mnist", "task.data_dir=nowhere"], "data_dir=nowhere"),
         (["target_accuracy=1.5"], "target_accuracy=1.5"),
