@@ -61,7 +61,9 @@ def commands(path: Path) -> list[list[str]]:
 
 def _arguments(line: str) -> list[str] | None:
     """What follows ``parsgd`` in a line of shell; None if it is no such command."""
-    command = re.match(r"\s*(?:\$ )?(?:\w+=\S+ )*(?:\S*/)?parsgd (.*)", line)
+    started = r"(?:(?:mpirun|srun)(?: \S+)*? )?"
+    path = r"\s*(?:\$ )?(?:\w+=\S+ )*" + started + r"(?:\S*/)?parsgd (.*)"
+    command = re.match(path, line)
     if not command:
         return None
     words = shlex.split(re.split(r" [|>&;]", command[1])[0], comments=True)

@@ -62,6 +62,8 @@ def test_commands_of_launch_are_found_and_their_options_checked(tmp_path):
     file = tmp_path / "a.md"
     file.write_text("```sh\nparsgd launch --processes 2 train workers=2\n```\n")
     assert documents.commands(file) == [["train", "workers=2"]]
+    file.write_text("```sh\nmpirun -n 4 parsgd train workers=4\n```\n")
+    assert documents.commands(file) == [["train", "workers=4"]]
     file.write_text("Here `parsgd launch --process 2 train workers=2`.")
     with pytest.raises(AssertionError, match=r"launch has no option --process$"):
         documents.commands(file)
