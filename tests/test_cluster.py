@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -124,6 +125,24 @@ def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
             np.testing.assert_allclose(
                 ends[0][name], other[name], rtol=2e-5, atol=2e-6, err_msg=name
             )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI's mpirun")
+def test_open_mpi_starts_the_processes(tmp_path):
+    start = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+    command = (*start, sys.executable, "-m", "parsgd.cli", "train", *SHORT)
+    run = subprocess.run(
+        (*command, "hydra.run.dir=run"),
+        cwd=tmp_path,
+        env=os.environ | {"HWLOC_COMPONENTS": "-gl"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
 
 
 @pytest.mark.slow
