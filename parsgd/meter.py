@@ -12,6 +12,7 @@ import numpy as np
 
 from parsgd.engine import Engine, Outcome
 from parsgd.plan import Plan, Segment
+from parsgd.words import counted
 
 Record = dict[str, Any]
 SECONDS_PER_DISPATCH = 0.5
@@ -110,7 +111,7 @@ class Meter:
             self._bad = 0 if math.isfinite(loss) else self._bad + 1
             if self._bad >= self._max_bad_rounds:
                 self.diverged = (
-                    f"training loss not finite for {self._bad} round(s) in a row, "
+                    f"training loss not finite for {counted(self._bad, 'round')} in a row, "
                     f"at step {self.step} or before"
                 )
                 return
@@ -144,7 +145,9 @@ class Meter:
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
         if self._bad and not self.diverged:
-            self.diverged = f"training loss not finite in the last {self._bad} round(s)"
+            self.diverged = (
+                f"training loss not finite in the last {counted(self._bad, 'round')}"
+            )
 
     def progress(self) -> Record:
         """Where the run is, between evaluations."""
@@ -178,6 +181,8 @@ class Meter:
         kind = self._main
         workers = engine.placement.workers
         dense = 2 * (workers - 1) / workers * engine.parameter_bytes * kind[1]
+        starts = [phase.start for phase in engine.worker.phases]
+        later = [start for start in starts[kind[0] + 1 :] if start < plan.steps]
         return {
             "workers": workers,
             "local_steps": kind[1],
@@ -195,6 +200,8 @@ class Meter:
             },
             "bytes_per_round": self._sent[kind],
             "bytes_dense_per_round": dense,
+            "bytes_from_step": starts[kind[0]],
+            "bytes_until_step": later[0] if later else None,
             "stopped": "budget",
         }
 
