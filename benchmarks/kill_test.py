@@ -1,0 +1,142 @@
+"""Kill runs at random moments; they must end as if nothing had happened.
+
+For each strategy one run is left alone. Another one gets SIGKILL again and again, at
+moments drawn from the seed, many of them while it saves, and is started again until it
+ends. Then the last checkpoints of both must be equal bit for bit, and so must their
+records but for the times. Every checkpoint that a kill leaves behind must be readable.
+
+    python -m benchmarks.kill_test --kills 20 --seed 0
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from parsgd.checkpoint.store import Store, quiet
+
+STRATEGIES = {
+    "sync_sgd": ["strategy=sync_sgd"],
+    "block_momentum": ["strategy=block_momentum", "local_steps=4"],
+    "one_bit_sgd": ["strategy=one_bit_sgd"],
+    "post_local_sgd": ["strategy=post_local_sgd", "local_steps=4"],
+}
+COMMON = ["workers=4", "worker_batch=4", "optimizer=momentum", "evaluations=4"]
+COMMON += ["checkpoint.keep_last=3"]
+
+
+def start(folder: Path, overrides: list[str], every: int) -> subprocess.Popen:
+    """Start, or go on with, the run in ``folder``."""
+    command = [sys.executable, "-m", "parsgd.cli", "train", *COMMON, *overrides]
+    command += [f"checkpoint.rounds={every}", f"hydra.run.dir={folder}"]
+    log = open(folder.with_suffix(".log"), "ab")  # noqa: SIM115
+    return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def killed(folder: Path, overrides: list[str], kills: int, rng: random.Random) -> dict:
+    """Run with ``kills`` SIGKILLs; says where they fell."""
+    places = {"before": 0, "between": 0, "saving": 0, "after": 0}
+    for _ in range(kills):
+        process = start(folder, overrides, every=rng.choice([1, 2, 3]))
+        before = newest(folder)
+        aim_at_save = rng.random() < 0.6
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if newest(folder) > before and (not aim_at_save or saving(folder)):
+                break
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02 if aim_at_save else 0.3))
+        where = "saving" if saving(folder) else "between"
+        if newest(folder) == before:
+            where = "before"
+        if process.poll() is not None:
+            where = "after"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        places[where] += 1
+        if where == "after":
+            break
+    process = start(folder, overrides, every=2)
+    if process.wait() != 0:
+        raise SystemExit(f"the last try failed: see {folder.with_suffix('.log')}")
+    log = folder.with_suffix(".log").read_text(errors="replace")
+    return places | {"unreadable": log.count("cannot be read")}
+
+
+def newest(folder: Path) -> int:
+    """Step of the newest checkpoint, -1 where there is none."""
+    where = folder / "checkpoints"
+    names = os.listdir(where) if where.is_dir() else []
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def saving(folder: Path) -> bool:
+    """Whether a checkpoint is being written at this moment."""
+    where = folder / "checkpoints"
+    return where.is_dir() and any("tmp" in name for name in os.listdir(where))
+
+
+def same(folder: Path, other: Path) -> bool:
+    """Whether two runs ended with the same state and records."""
+    (meta, arrays), (meta2, arrays2) = map(last, (folder, other))
+    bits = arrays.keys() == arrays2.keys() and all(
+        x.tobytes() == arrays2[name].tobytes() for name, x in arrays.items()
+    )
+    return bits and meta["step"] == meta2["step"] and records(folder) == records(other)
+
+
+def last(folder: Path) -> tuple[dict, dict]:
+    """The newest checkpoint's facts and arrays."""
+    with quiet():
+        store = Store(folder / "checkpoints")
+        step = store.steps()[0]
+        meta = store.meta(step)
+        wanted = {
+            name: jax.ShapeDtypeStruct(shape, dtype)
+            for name, (shape, dtype, *_) in meta["leaves"].items()
+            if 0 not in shape
+        }
+        arrays = store.arrays(step, wanted)
+        store.close()
+    return meta, arrays
+
+
+def records(folder: Path) -> list[dict]:
+    """The records of a run without their times."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(s).items() if k != "seconds"} for s in lines]
+
+
+def main() -> None:
+    """Print a line for each strategy; exit with 1 if any differs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=10, help="of each strategy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=8_000, help="of each run")
+    parser.add_argument("--only", nargs="*", choices=STRATEGIES, default=[*STRATEGIES])
+    given = parser.parse_args()
+    rng, bad = random.Random(given.seed), 0
+    with tempfile.TemporaryDirectory() as root:
+        for name in given.only:
+            overrides = [*STRATEGIES[name], f"samples={given.samples}"]
+            whole, broken = Path(root, f"{name}-whole"), Path(root, f"{name}-killed")
+            if start(whole, overrides, every=10**6).wait() != 0:
+                raise SystemExit(whole.with_suffix(".log").read_text())
+            places = killed(broken, overrides, given.kills, rng)
+            equal = same(whole, broken)
+            bad += not equal
+            told = ", ".join(f"{count} {place}" for place, count in places.items())
+            print(f"{name}: {told}: {'equal' if equal else 'DIFFERENT'}", flush=True)
+    raise SystemExit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Folders that are damaged, foreign, full, read-only or in use; and what is kept."""
+
+import errno
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import optax
+import pytest
+from resumes import (
+    Watcher,
+    assert_same_history,
+    assert_same_state,
+    fit,
+    share_engines,
+    steps_in,
+    stored,
+)
+
+import parsgd
+from parsgd import UserError
+from parsgd.checkpoint import store
+
+# When one array of several cannot be read, the readers of the others come too late.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A run of 6 rounds, 3 steps each, broken off after round 5; and the whole one."""
+    share_engines(monkeypatch)
+    whole = fit(tmp_path / "whole")
+    fit(tmp_path / "run", at=5, keep_last=3)
+    assert steps_in(tmp_path / "run") == [6, 9, 12]
+    return tmp_path / "run", tmp_path / "whole", whole
+
+
+def truncate(folder):
+    for path in folder.rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def lose_half(folder):
+    shutil.rmtree(folder / "state" / "ocdbt.process_0")
+
+
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def no_meta(folder):
+    (folder / "meta" / "metadata").write_text('{"leaves": ')
+
+
+DAMAGE = [truncate, lose_half, empty, no_meta]
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
+def test_H1_unreadable_newest_falls_back_with_a_warning(saved, damage):
+    folder, whole_folder, whole = saved
+    damage(folder / "12")
+    watcher = Watcher()
+    run = fit(folder, watcher=watcher)
+    assert any("checkpoint of step 12 cannot be read" in x for x in watcher.lines)
+    assert any("goes on from step 9" in line for line in watcher.lines)
+    assert (folder / "12.unreadable").is_dir()  # nothing is deleted
+    assert_same_state(folder, whole_folder)
+    assert_same_history(run.history, whole.history)
+
+
+def test_H1_nothing_readable_is_an_error_not_a_new_start(saved):
+    folder, *_ = saved
+    for step in (6, 9, 12):
+        truncate(folder / str(step))
+    with pytest.raises(UserError, match=r"none of the checkpoints in .* can be read"):
+        fit(folder)
+    assert steps_in(folder) == [6, 9, 12]
+
+
+def test_H1_H9_what_a_killed_save_leaves_is_no_checkpoint(saved):
+    folder, whole_folder, _ = saved
+    shutil.copytree(folder / "12", folder / "15.orbax-checkpoint-tmp")
+    fit(folder)
+    assert_same_state(folder, whole_folder)
+    assert steps_in(folder) == [15, 18]
+
+
+def test_foreign_folders_are_refused(saved, tmp_path):
+    folder, *_ = saved
+    (folder / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"holds something else .*: thesis\.tex"):
+        fit(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        fit(tmp_path / "file" / "run")
+    other = tmp_path / "other"
+    (other / "7").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"none .* can be read \(step 7"):
+        fit(other)
+
+
+def test_H11_two_runs_in_one_folder(saved):
+    folder, *_ = saved
+    code = (
+        "import sys, pathlib; from parsgd.checkpoint.lock import locked\n"
+        f"with locked(pathlib.Path({str(folder)!r})): print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"in use by process {other.pid} on"):
+            fit(folder)
+        other.communicate("")
+    fit(folder)  # its lock ends with it
+
+
+def test_H2_a_full_disk_ends_the_run_by_name_and_loses_nothing(saved, monkeypatch):
+    folder, whole_folder, _ = saved
+    write = store.ocp.CheckpointManager.save
+
+    def full(self, step, *args, **kwargs):
+        if step > 12:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, step, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.ocp.CheckpointManager, "save", full)
+        with pytest.raises(UserError, match=r"No space left.*last one is of step 12"):
+            fit(folder)
+    fit(folder)
+    assert_same_state(folder, whole_folder)
+
+
+def test_H13_last_and_best_are_kept(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    run = fit(tmp_path / "a", keep_last=2, keep_best=1, evaluations=6)
+    accuracy = {r["step"]: r["test_accuracy"] for r in run.history[1:]}
+    best = max(accuracy, key=accuracy.get)
+    assert {*steps_in(tmp_path / "a")} == {best, 15, 18}
+    # Step 9 comes before 12, and so it does in `latest`.
+    assert stored(tmp_path / "a")[0]["step"] == 18
+
+
+def test_saving_every_so_many_rounds_and_at_the_end(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    fit(tmp_path / "a", every=4, keep_last=9)
+    assert steps_in(tmp_path / "a") == [12, 18]
+    fit(tmp_path / "b", every=None, every_minutes=1e-9, keep_last=9)
+    assert steps_in(tmp_path / "b")[-1] == 18
+    assert len(steps_in(tmp_path / "b")) > 2
+
+
+class Asked(Watcher):
+    """Gets SIGTERM in the first round."""
+
+    def progress(self, step, steps, record):
+        if not self.at:
+            self.at = record["round"]
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_sigterm_saves_and_ends_with_143(tmp_path, monkeypatch, capsys):
+    share_engines(monkeypatch)
+    whole = fit(tmp_path / "whole")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path / "run", every=100, watcher=Asked())
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "round 1 is saved" in capsys.readouterr().err
+    run = fit(tmp_path / "run", every=100)
+    assert_same_state(tmp_path / "run", tmp_path / "whole")
+    assert_same_history(run.history, whole.history)
+
+
+def test_runs_outside_the_main_thread_save_too(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    thread = threading.Thread(target=fit, args=(tmp_path / "a",))
+    thread.start()
+    thread.join()
+    assert steps_in(tmp_path / "a") == [15, 18]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_last": 0}, "checkpoint.keep_last=0"),
+        ({"keep_best": -1}, "checkpoint.keep_best=-1"),
+        ({"every": 0}, "checkpoint.rounds=0"),
+        ({"every_minutes": 0}, "checkpoint.minutes=0"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_checkpoints_are_of_the_right_kind():
+    with pytest.raises(UserError, match="checkpoints is a str"):
+        parsgd.fit(
+            parsgd.digits(),
+            parsgd.sync_sgd(optax.sgd(0.1)),
+            rounds=1,
+            worker_batch=1,
+            checkpoints="folder",
+        )
