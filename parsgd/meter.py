@@ -110,9 +110,10 @@ class Meter:
             self._loss_rounds += 1
             self._bad = 0 if math.isfinite(loss) else self._bad + 1
             if self._bad >= self._max_bad_rounds:
+                bad = counted(self._bad, "round")
                 self.diverged = (
-                    f"training loss not finite for {counted(self._bad, 'round')} in a row, "
-                    f"at step {self.step} or before"
+                    f"training loss not finite for {bad} in a row, at step {self.step} "
+                    "or before"
                 )
                 return
 
@@ -145,9 +146,8 @@ class Meter:
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
         if self._bad and not self.diverged:
-            self.diverged = (
-                f"training loss not finite in the last {counted(self._bad, 'round')}"
-            )
+            bad = counted(self._bad, "round")
+            self.diverged = f"training loss not finite in the last {bad}"
 
     def progress(self) -> Record:
         """Where the run is, between evaluations."""
