@@ -56,9 +56,17 @@ def block_momentum_from_time_constant(
         ...     1000.0, local_steps=10, worker_batch=32)
         >>> round(eta, 4)
         0.7261
+
+    Raises:
+        ValueError: A number that is not positive, or none.
     """
-    if time_constant <= 0:
-        raise ValueError(f"time_constant={time_constant}: must be positive")
+    given = {"time_constant": time_constant, "local_steps": local_steps}
+    for name, value in (given | {"worker_batch": worker_batch}).items():
+        if not (isinstance(value, int | float) and value > 0):
+            raise ValueError(
+                f"{name}={value}: block momentum from a time constant needs a number, "
+                "more than 0"
+            )
     return math.exp(-local_steps * worker_batch / time_constant)
 
 
