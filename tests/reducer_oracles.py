@@ -157,12 +157,21 @@ class OneBitAllReduce:
         return np.where(live, result.reshape(self.shape), 0)
 
 
-def _reducers(x, workers):
-    """A `OneBitAllReduce` for each matrix; None for what is averaged."""
-    return {
-        k: OneBitAllReduce(v.shape, workers) if v.ndim > 1 else None
-        for k, v in x.items()
-    }
+class OneBitGather(OneBitAllReduce):
+    """Every worker gets the average of what all arrays, whole, were encoded to."""
+
+    def __call__(self, arrays, live):
+        totals = [a + e for a, e in zip(arrays, self.errors, strict=True)]
+        sent = [self._encoded(v) for v in totals]
+        self.errors = [
+            np.where(live, v - s, 0) for v, s in zip(totals, sent, strict=True)
+        ]
+        return np.where(live, np.mean(sent, axis=0), 0)
+
+
+def _reducers(x, workers, exchange):
+    """An exchange for each matrix; None for what is averaged."""
+    return {k: exchange(v.shape, workers) if v.ndim > 1 else None for k, v in x.items()}
 
 
 def _reduce(one_bit, arrays, live):
@@ -171,10 +180,13 @@ def _reduce(one_bit, arrays, live):
     return one_bit(arrays, live)
 
 
-def one_bit_adam(x, gradient, *, workers, steps, rates, b1, b2, eps, freeze, correct):
+def one_bit_adam(
+    x, gradient, *, workers, steps, rates, b1, b2, eps, freeze, correct,
+    exchange=OneBitAllReduce,
+):  # fmt: skip
     """``gradient(x, t, w)``; yields the model after every step."""
     m, v = ({k: np.zeros_like(p) for k, p in x.items()} for _ in range(2))
-    reducers = _reducers(x, workers)
+    reducers = _reducers(x, workers, exchange)
     for t in range(steps):
         gs = [gradient(x, t, w) for w in range(workers)]
         for k in x:
@@ -193,15 +205,16 @@ def one_bit_adam(x, gradient, *, workers, steps, rates, b1, b2, eps, freeze, cor
 
 
 def zero_one_adam(
-    x, gradient, *, workers, steps, rates, b1, b2, eps, sync, variance, dense
-):
+    x, gradient, *, workers, steps, rates, b1, b2, eps, sync, variance, dense,
+    exchange=OneBitAllReduce,
+):  # fmt: skip
     """``sync``, ``variance``: the step sets T_u and T_v; ``dense``: first steps that
     all-reduce. Yields ``(t, model)`` where all workers meet."""
     v = {k: np.zeros_like(p) for k, p in x.items()}
     ms = [{k: np.zeros_like(p) for k, p in x.items()} for _ in range(workers)]
     us = [{k: np.zeros_like(p) for k, p in x.items()} for _ in range(workers)]
     xs, start, since = [x] * workers, x, 0.0
-    reducers = _reducers(x, workers)
+    reducers = _reducers(x, workers, exchange)
 
     def step(u, k):
         return np.where(v[k] > 0, u / (np.sqrt(v[k]) + eps), 0)

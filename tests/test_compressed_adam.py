@@ -1,9 +1,11 @@
 """1-bit Adam, 0/1 Adam and DGC's phases, against their oracles."""
 
+import jax
 import numpy as np
 import optax
 import pytest
 import reducer_oracles as oracles
+from test_placements import engine
 from test_strategies import problem, simulate
 
 from parsgd.strategies import dgc_sgd, one_bit_adam, sync_sgd, zero_one_adam
@@ -60,6 +62,15 @@ def test_zero_one_adam_follows_its_oracle(workers):
     meets = [0, 1, 3, 5, 6, 7, 9, 13, 15]
     for got, t in zip(ours, meets, strict=True):
         close(got, theirs[t])
+
+
+def test_zero_one_adam_stores_what_workers_share_once():
+    """A momentum of each worker's own would make all of them store parameters."""
+    algorithm = zero_one_adam(0.1, kappa=4, freeze_step=4, double_steps=1)
+    run, _ = engine(algorithm, 4, "vmap")
+    shared = run.shared
+    assert all(jax.tree.leaves((shared.params, shared.strategy.mu, shared.strategy.nu)))
+    assert not any(shared.strategy.error.values())
 
 
 def test_dense_one_bit_adam_is_adam():

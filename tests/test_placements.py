@@ -126,7 +126,7 @@ def test_what_workers_share_is_stored_once(name):
         assert not any(feedback[1].error.values()) and all(jax.tree.leaves(sgd))
 
 
-def test_C4_rank_makes_a_worker_different():
+def test_a_state_that_asks_for_the_rank_is_each_workers_own():
     ranked = parsgd.sync_sgd(optax.sgd(0.1))._replace(init=lambda p: comm.rank())
     ranked = ranked._replace(local=lambda g, s, p: (p, s))
     run, _ = engine(ranked, 3, "vmap")

@@ -115,3 +115,13 @@ def test_B13_the_random_start_is_shared_and_new_in_every_step():
     ]
     starts = [np.asarray(q) for tree in firsts for q in tree.values()]
     assert len({q.tobytes() for q in starts}) == 4
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_B10_a_start_of_another_shape_is_refused(feedback):
+    reducer = power_sgd(1, feedback=feedback)
+    state = reducer.init({"w": jnp.zeros((6, 5))})
+    with pytest.raises(ValueError, match=r"\['w'\].*another model"):
+        reducer.update({"w": jnp.zeros((6, 7))}, state)
+    with pytest.raises(ValueError, match=r"\['v'\].*another model"):
+        reducer.update({"v": jnp.zeros((6, 5))}, state)

@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import optax
 import oracles
+from byte_counts import all_reduced, gathered, one_bit_columns, sparse
+from zoo_compressed import ROWS
 
 import parsgd
 from parsgd.compressors import top_k
-from parsgd.compressors.index_packing import index_bytes
 from parsgd.core import Algorithm
 
 
@@ -26,7 +27,7 @@ class Row(NamedTuple):
         identical: Whether they have in every step.
         plain: Whether one worker with it is the plain optimizer, bit for bit.
         resets: Whether local momentum is reset, so that it is plain without only.
-        per_worker: Whether the update depends on W itself, not just on the data.
+        per_worker: Whether the update depends on W or the rank, not just on the data.
     """
 
     make: Callable[[optax.GradientTransformation], Algorithm]
@@ -40,41 +41,9 @@ class Row(NamedTuple):
     per_worker: bool = False
 
 
-def all_reduced(shapes: Any, workers: int) -> float:
-    """Bytes of one all-reduce of float32 arrays."""
-    count = sum(int(np.prod(s)) for s in shapes)
-    return 2 * (workers - 1) / workers * 4 * count
-
-
-def one_bit(shapes: Any, workers: int, *, column: bool = True) -> float:
-    """Gathered signs and levels of matrices, all-reduced vectors."""
-    total = 0.0
-    for shape in shapes:
-        size = int(np.prod(shape))
-        groups = shape[-1] if column else 1
-        packed = -(-size // 8) + 8 * groups
-        if len(shape) > 1 and packed < 4 * size:
-            total += (workers - 1) * packed
-        else:
-            total += all_reduced([shape], workers)
-    return total
-
-
 def top_fifth(v: Any) -> Any:
     """`top_k` with ratio 0.2, by sorting."""
     return oracles._largest(v, 0.2)
-
-
-def top_k_sent(shapes: Any, workers: int) -> float:
-    """Gathered values and indices of matrices, all-reduced vectors."""
-    total = 0.0
-    for shape in shapes:
-        n = int(np.prod(shape))
-        k = max(1, round(0.2 * n))
-        matrix = len(shape) > 1
-        packed = (workers - 1) * (4 * k + index_bytes(k, n))
-        total += packed if matrix else all_reduced([shape], workers)
-    return total
 
 
 ZOO = {
@@ -149,7 +118,7 @@ ZOO = {
         parsgd.one_bit_sgd,
         1,
         oracles.one_bit_sgd,
-        one_bit,
+        one_bit_columns,
         identical=True,
         plain=False,
     ),
@@ -157,7 +126,7 @@ ZOO = {
         lambda opt: parsgd.one_bit_sgd(opt, levels="leaf", start_step=4),
         1,
         lambda *a, **k: oracles.one_bit_sgd(*a, **k, column=False, start=4),
-        lambda shapes, w: one_bit(shapes, w, column=False),
+        gathered(lambda n: -(-n // 8) + 8),
         identical=True,
         plain=False,
     ),
@@ -183,7 +152,7 @@ ZOO = {
         ),
         1,
         lambda *a, **k: oracles.compressed_sgd(*a, **k, code=top_fifth, feedback="ef"),
-        top_k_sent,
+        gathered(sparse(0.2)),
         identical=True,
         plain=False,
     ),
@@ -193,7 +162,7 @@ ZOO = {
         lambda *a, **k: oracles.compressed_sgd(
             *a, **k, code=top_fifth, feedback="ef21"
         ),
-        top_k_sent,
+        gathered(sparse(0.2)),
         identical=True,
         plain=False,
     ),
@@ -205,6 +174,10 @@ ZOO = {
         identical=True,
         plain=False,
     ),
+    **{
+        name: Row(make, h, oracle, sent, **facts)
+        for name, (make, h, oracle, sent, facts) in ROWS.items()
+    },
 }
 
 

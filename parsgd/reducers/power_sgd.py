@@ -109,14 +109,13 @@ def power_sgd(
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)
         return jax.random.normal(key, (_matrix_shape(x)[1], rank))
 
+    def first_q(leaves: paths.Arrays) -> paths.Arrays:
+        return {p: random_q(x, 0, i) for i, (p, x) in enumerate(sorted(leaves.items()))}
+
     def init(params: Any) -> Any:
         leaves, _ = paths.split(params, compressed)
         error = paths.zeros(leaves) if feedback else {}
-        q = {}
-        if warm_start:
-            q = {
-                p: random_q(x, 0, i) for i, (p, x) in enumerate(sorted(leaves.items()))
-            }
+        q = first_q(leaves) if warm_start else {}
         return PowerSGDState(error, q, jnp.int32(0))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
@@ -124,11 +123,8 @@ def power_sgd(
         gradient, raw = paths.split(updates, compressed)
         if feedback:
             paths.check("residual", state.error, gradient)
-        if warm_start and {*state.q} != {*gradient}:
-            raise ValueError(
-                f"Q of {sorted(state.q)}, but the model has {sorted(gradient)}: "
-                "initialise the state anew"
-            )
+        if warm_start:
+            paths.check("Q", state.q, jax.eval_shape(first_q, gradient))
         out: paths.Arrays = comm.mean(raw)
         error, kept = {}, {}
         for number, (path, g) in enumerate(sorted(gradient.items())):

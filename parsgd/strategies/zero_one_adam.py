@@ -161,11 +161,11 @@ def zero_one_adam(
     def scaled(factor, tree) -> Any:
         return jax.tree.map(lambda x: factor * x, tree)
 
-    def synchronised(start, u, rates, state) -> tuple:
+    def synchronised(start, u, rates, state, last) -> tuple:
         mean, error, inner = average(channel, u, state.nu, state.error, state.exchange)
         share = jnp.where(rates > 0, 1 / jnp.where(rates > 0, rates, 1.0), 0.0)
         good = paths.finite(*jax.tree.leaves(mean))
-        mu = paths.keep_unless(good, scaled(share, mean), state.mu)
+        mu = paths.keep_unless(good, scaled(share, mean), last)
         return moved(start, mean, state.nu), state._replace(
             mu=mu, error=error, exchange=inner
         )
@@ -182,7 +182,7 @@ def zero_one_adam(
     def every_step(grads, state, params) -> tuple:
         mu, _ = moments(grads, state, b1, b2)
         lr = rate(state)
-        params, state = synchronised(params, scaled(lr, mu), lr, state)
+        params, state = synchronised(params, scaled(lr, mu), lr, state, state.mu)
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         return params, state._replace(count=state.count + 1, buffer=wide)
 
@@ -202,7 +202,11 @@ def zero_one_adam(
 
     def meet(params, state) -> tuple:
         del params
-        return at_rest(*synchronised(state.anchor, state.buffer, state.rates, state))
+        # Where the average is not finite no common momentum is left but zero.
+        found = synchronised(
+            state.anchor, state.buffer, state.rates, state, zeros(state.nu)
+        )
+        return at_rest(*found)
 
     first = Strategy(init, dense, at_rest, mean_gradient=True)
     updating = Strategy(init, every_step, update_variance)

@@ -1,0 +1,30 @@
+"""Compressed methods that are no rows of the zoo, against their oracles and bytes."""
+
+import pytest
+import test_strategies
+import test_traffic
+from zoo import Row
+from zoo_compressed import MORE
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch):
+    """The tests of the zoo's rows see these."""
+    rows = {
+        name: Row(make, h, oracle, sent, **facts)
+        for name, (make, h, oracle, sent, facts) in MORE.items()
+    }
+    monkeypatch.setattr(test_strategies, "ZOO", rows)
+    monkeypatch.setattr(test_traffic, "ZOO", rows)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+@pytest.mark.parametrize("name", MORE)
+def test_follows_its_oracle(name, workers):
+    test_strategies.test_follows_its_oracle(name, workers)
+
+
+@pytest.mark.parametrize("workers", [3, 64])
+@pytest.mark.parametrize("name", MORE)
+def test_K4_bytes_equal_the_formula(name, workers):
+    test_traffic.test_K4_bytes_equal_the_formula(name, workers)
