@@ -1,4 +1,20 @@
-"""Four CPU devices, no silent rank promotion; warnings are errors (pyproject.toml)."""
+"""Four CPU devices, no silent rank promotion; warnings are errors (pyproject.toml).
+
+Letters and numbers in the names of tests are cases: faults that users of such systems
+met, each kept apart by its number so that it stays tested.
+
+A  reductions and losses: sums taken for means, a last batch that weighs too much
+B  compression: what is lost must be kept, every shape and type, restarts after zeros
+C  local steps and outer loops: signs, periods, degenerate settings, one worker
+D  batch sizes, learning rates and schedules: what they scale with and are counted in
+E  data order and random numbers: disjoint shares, new in every epoch, resumed
+F  state besides parameters, and evaluation: averaged by rule, exact over batches
+G  what is not finite, and workers that fail: all workers decide alike
+H  checkpoints: whole, atomic, of this model, continued to the bit
+I  devices, processes and buffers: said in time, donated without aliases
+J  sweeps and the command line: failures apart, keys by name
+K  measurement, logs, documents: bytes that equal formulas, commands that run
+"""
 
 import jax
 
