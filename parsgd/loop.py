@@ -122,6 +122,7 @@ class Loop:
             "step": meter.step,
             "round": meter.round,
             "samples": samples,
+            "steps": plan.steps,
             "batch": plan.batch(meter.step),
             "global_batch": plan.order.global_batch,
             "phase": meter.phase,

@@ -191,6 +191,10 @@ def fit(
         resumed = keeper.restore(engine, key)
         if resumed:
             plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
+            if plan.steps != resumed.meta["steps"]:
+                keeper.lines.append(
+                    f"the run ends at step {plan.steps}, not {resumed.meta['steps']}"
+                )
         parts = segments(plan, schedule)
         meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
         summary = meter.summary()

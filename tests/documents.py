@@ -94,7 +94,7 @@ def _started(words: list[str]) -> list[str]:
 
 def _stands_for_others(word: str) -> bool:
     """``...``, ``[GROUP]`` or ``KEY=VALUE``: the reader fills it in."""
-    return bool(re.fullmatch(r"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+", word))
+    return bool(re.fullmatch(r"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+|resume=DIR", word))
 
 
 def links(path: Path) -> list[str]:

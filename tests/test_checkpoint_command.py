@@ -1,0 +1,121 @@
+"""``parsgd train`` that saves, ``resume=DIR``, ``export`` and ``evaluate``."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import command  # noqa: F401
+from safetensors.numpy import load_file
+from test_checkpoint_folders import pytestmark  # noqa: F401
+
+from parsgd import UserError
+from parsgd.checkpoint.differences import allowed
+from parsgd.resume import resumed
+
+RUN = ("strategy=local_sgd", "workers=2", "local_steps=2", "optimizer=momentum")
+RUN += ("evaluations=2", "checkpoint.rounds=10", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def run(command, tmp_path):  # noqa: F811
+    code, out, _ = command("train", *RUN, "rounds=20")
+    assert code == 0, out
+    return tmp_path / "run"
+
+
+def records(folder):
+    return [json.loads(s) for s in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_J12_D7_resume_goes_on_and_says_what_changed(run, command):  # noqa: F811
+    before = records(run)
+    code, out, _ = command(
+        "train", "resume=run", "rounds=30", "optimizer.learning_rate=0.05"
+    )
+    assert code == 0
+    assert "resumes with optimizer.learning_rate=0.05, was 0.02" in out
+    assert "resumes with rounds=30, was 20" in out
+    assert "goes on from step 40, round 20" in out
+    after = records(run)
+    assert after[: len(before)] == before
+    assert [r["step"] for r in after[len(before) :]] == [60]
+    # The same once more: it is complete.
+    code, out, _ = command("train", "resume=run")
+    assert code == 0
+    assert records(run) == after
+
+
+def test_H12_another_strategy_is_refused_and_changes_nothing(run, command):  # noqa: F811
+    before = (run / "metrics.jsonl").read_text()
+    code, _, err = command("train", "resume=run", "strategy=diloco", "local_steps=5")
+    assert code == 2
+    assert "strategy._target_: parsgd.diloco, saved with parsgd.local_sgd" in err
+    assert "local_steps: 5, saved with 2" in err
+    assert (run / "metrics.jsonl").read_text() == before
+    assert (run / "result.json").is_file()
+    code, out, _ = command("train", "resume=run", "rounds=22")
+    assert code == 0 and "goes on from step 40" in out
+
+
+def test_H12_forced_it_must_fit(run, command):  # noqa: F811
+    force = ("checkpoint.force=true", "rounds=60")
+    code, out, _ = command("train", "resume=run", "local_steps=1", *force)
+    assert code == 0
+    assert "resumes with local_steps=1, was 2 (forced)" in out
+    code, _, err = command("train", "resume=run", "optimizer=adam", *force)
+    assert code == 2
+    assert "does not fit this run" in err
+    assert "strategy/0/mu/" in err and "absent" in err
+
+
+def test_saved_runs_do_not_start_anew_unasked(run, command):  # noqa: F811
+    code, _, err = command("train", *RUN[:-2], "hydra.run.dir=run")
+    assert code == 2
+    assert "holds checkpoints" in err and "checkpoint.rounds" in err
+    assert (run / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume=nowhere"], "no such folder"),
+        (["resume=."], "holds no checkpoint"),
+        (["resume=.", "-m"], "one run goes on at a time"),
+        (["resume=.", "resume=x"], "one run goes on at a time"),
+    ],
+)
+def test_resume_explains_itself(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        resumed(arguments)
+
+
+def test_F1_exported_model_scores_as_in_training(run, command):  # noqa: F811
+    last = records(run)[-1]
+    code, out, _ = command("evaluate", "run")
+    assert code == 0
+    line = next(x for x in out.splitlines() if x.startswith("test:"))
+    assert f"accuracy {last['test_accuracy']:.6g}" in line
+    assert "over 4 cpu devices" in out
+    assert command("export", "run")[0] == 0
+    named = load_file(run / "export" / "model.safetensors")
+    assert {name.partition("/")[0] for name in named} == {"params"}
+    assert sum(x.size for x in named.values()) > 0
+    assert all(np.isfinite(x).all() for x in named.values())
+    assert (run / "export" / "orbax").is_dir()
+    code, _, err = command("export", "run", "step=7")
+    assert code == 2 and "holds the steps 20, 40" in err
+
+
+def test_what_may_differ(tmp_path):
+    old = {"seed": 0, "workers": 4, "optimizer": {"_target_": "a", "b1": 0.9}}
+    new = {"seed": 0, "workers": 2, "optimizer": {"_target_": "a", "b1": 0.8}}
+    lines = allowed(old, new, force=False, folder=tmp_path)
+    assert lines == [
+        "resumes with workers=2, was 4",
+        "resumes with optimizer.b1=0.8, was 0.9",
+    ]
+    with pytest.raises(UserError, match=r"optimizer\._target_: x, saved with a"):
+        allowed(
+            old, {**old, "optimizer": {"_target_": "x"}}, force=False, folder=tmp_path
+        )
