@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parsgd.compressors import (
-    Compressor,
-    random_k,
-    threshold,
-    top_k,
-)
+from parsgd.compressors import Compressor, random_k, threshold, top_k
 
 KEY = jax.random.key(3)
 CODES = {

@@ -5,9 +5,7 @@ import pytest
 import reducer_oracles as oracles
 from reducing import PLACES, gradients, trajectory
 
-from parsgd.reducers import (
-    adasum,
-)
+from parsgd.reducers import adasum
 
 
 @pytest.mark.parametrize(

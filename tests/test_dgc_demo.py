@@ -6,11 +6,7 @@ import pytest
 import reducer_oracles as oracles
 from reducing import LANES4, PLACES, compare, gradients, trajectory
 
-from parsgd.reducers import (
-    all_reduce,
-    demo,
-    dgc,
-)
+from parsgd.reducers import all_reduce, demo, dgc
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -7,20 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reducer_oracles as oracles
-from reducing import (
-    LANES3,
-    LANES4,
-    PLACES,
-    SHAPES,
-    compare,
-    gradients,
-    trajectory,
-)
+from reducing import LANES3, LANES4, PLACES, SHAPES, compare, gradients, trajectory
 
-from parsgd.reducers import (
-    all_reduce,
-    power_sgd,
-)
+from parsgd.reducers import all_reduce, power_sgd
 
 
 def first_q(rank, n, seed=0, step=0):

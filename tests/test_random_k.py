@@ -8,9 +8,7 @@ from sparse_codes import normal
 from test_comm import over
 from test_largest import PLACES
 
-from parsgd.compressors import (
-    random_k,
-)
+from parsgd.compressors import random_k
 from parsgd.reducers import compressed_all_reduce
 
 

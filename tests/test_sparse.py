@@ -14,13 +14,7 @@ from test_comm import over
 from test_largest import PLACES
 
 from parsgd import comm, traffic
-from parsgd.compressors import (
-    one_bit,
-    payload_bytes,
-    random_k,
-    threshold,
-    top_k,
-)
+from parsgd.compressors import one_bit, payload_bytes, random_k, threshold, top_k
 from parsgd.reducers import compressed_all_reduce, error_feedback
 
 SHAPES = [(), (1,), (0, 4), (7,), (2, 3), (3, 3, 8, 8)]
