@@ -12,6 +12,7 @@ from needs_links import needs_links
 from parsgd.lab.command import table
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
+from parsgd.traffic import Message, Traffic
 from parsgd.train import Observer
 
 
@@ -40,9 +41,14 @@ def test_wire_counts_training_and_nothing_else():
         def record(self, record):
             send(20_000)
 
-    wire = Wire(Inner(), read)
+    messages = [("all-reduce", 300.0), ("all-gather", 200.0), ("all-gather", 100.0)]
+    programs = [
+        Traffic(tuple(Message(name, "float32", (), 1, size) for name, size in part))
+        for part in ([("permute", 7.0)], messages[:1], messages)
+    ]
+    wire = Wire(Inner(), read, programs)
     send(1_000_000)  # the processes find each other
-    wire.start({"workers": 2, "parameters": 75}, [])
+    wire.start({"workers": 2, "parameters": 75, "bytes_per_round": 600}, [])
     send(50_000)
     wire.record(record(0, 0))
     send(300 + 900_000)  # a round, after it was rehearsed
@@ -59,6 +65,9 @@ def test_wire_counts_training_and_nothing_else():
     assert result["sent"] == 2100 + 5 * HEADER
     assert (result["rounds"], result["dispatches"], result["seconds"]) == (7, 2, 3.5)
     assert (result["workers"], result["parameters"]) == (2, 75)
+    assert result["calls_per_round"] == {"all-reduce": 1, "all-gather": 2}
+    # 4 parts of an all-reduce and 2 of each all-gather, in each of 7 rounds.
+    assert result["expected"] == 2100 + 7 * 8 * 144
     assert seen == [1, 5, 8]
     assert wire.resumed is not None  # what else an observer is told, the inner one is
 
@@ -71,15 +80,17 @@ def shown(workers=2, rounds=9):
         "counted": 1000.0,
         "payload": 1020,
     }
-    one |= {"sent": 1046, "received": 0}
+    one |= {"sent": 1046, "received": 0, "expected": 1010.0}
+    one["calls_per_round"] = {"permute": 3}
     whole = Counters(2000, 3000, 10, 10)._asdict()
     return table({"processes": 2, "training": [[one, one]], "whole_run": [whole] * 2})
 
 
 def test_table_compares_what_can_be_compared():
     text = shown()
-    assert re.search(r"\n +1 +1,046 +1,020 +1,000 +1\.046 +1\.020\n", text)
+    assert re.search(r"\n +1 +1,046 +1,020 +1,000 +1,010 +1\.046 +1\.010\n", text)
     assert re.search(r"\n +1 +2,000 +3,000$", text)
+    assert "to each of a round's calls: 3 permute" in text
     assert "4 workers share 2 processes" in shown(workers=4)
     assert "1.046" not in shown(workers=4)
     assert "too short to be compared" in shown(rounds=0)
@@ -123,6 +134,9 @@ def test_K4_links_carry_what_the_program_counts(tmp_path, method):
         if "local" in method:  # by how much workers differ, once per dispatch
             measured = 4 * one["parameters"] * one["dispatches"]
         assert one["sent"] - measured < 1.05 * one["counted"]
+        assert one["calls_per_round"]
+        assert one["counted"] < one["expected"] < 1.03 * one["counted"]
+        assert 0.99 < (one["payload"] - measured) / one["expected"] < 1.02
 
 
 @pytest.fixture

@@ -146,20 +146,23 @@ def table(result: dict[str, Any]) -> str:
 def _training(job: list[dict[str, Any]], processes: int, of_job: str) -> list[str]:
     if not job[0]["rounds"]:
         return [f"training{of_job}: one dispatch, too short to be compared"]
+    calls = job[0]["calls_per_round"]
     lines = [
         f"training{of_job}, {job[0]['rounds']} rounds in {job[0]['dispatches']} "
         "dispatches after the first: bytes that an",
-        "interface sent, in all and without headers, beside what the program counts",
-        f"{'process':>9}{'sent':>14}{'payload':>14}{'counted':>14}"
-        f"{'sent/counted':>14}{'payload/counted':>17}",
+        "interface sent, in all and without headers, beside what the program counts,",
+        "and that with what gloo adds to each of a round's calls: "
+        + (", ".join(f"{n} {name}" for name, n in calls.items()) or "none"),
+        f"{'process':>9}{'sent':>14}{'payload':>14}{'counted':>14}{'expected':>14}"
+        f"{'sent/counted':>14}{'payload/expected':>18}",
     ]
     for number, one in enumerate(job):
-        shares = f"{'-':>14}{'-':>17}"
+        shares = f"{'-':>14}{'-':>18}"
         if one["counted"] and one["workers"] == processes:
-            sent, payload = (one[k] / one["counted"] for k in ("sent", "payload"))
-            shares = f"{sent:>14.3f}{payload:>17.3f}"
+            shares = f"{one['sent'] / one['counted']:>14.3f}"
+            shares += f"{one['payload'] / one['expected']:>18.3f}"
         sizes = f"{one['sent']:>14,}{one['payload']:>14,}{one['counted']:>14,.0f}"
-        lines.append(f"{number:>9}{sizes}{shares}")
+        lines.append(f"{number:>9}{sizes}{one['expected']:>14,.0f}{shares}")
     if job[0]["workers"] != processes:
         lines.append(
             f"{job[0]['workers']} workers share {processes} processes: what they "

@@ -14,15 +14,31 @@ from parsgd.lab.links import DEVICE
 
 
 def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., Any]:
-    """``fit`` with an observer that reads the interface before its own."""
+    """``fit`` with an observer that reads the interface before its own.
+
+    It also notes the traffic that ``fit`` asks the engine for, to know the calls.
+    """
+    from parsgd.engine import Engine
     from parsgd.lab.counters import read
     from parsgd.lab.wire import Wire
     from parsgd.train import Observer
 
+    traffic = Engine.traffic
+
     @functools.wraps(fit)
     def run(*args: Any, observer: Any = None, **kwargs: Any) -> Any:
-        wire = Wire(observer or Observer(), lambda: read(device))
-        result = fit(*args, observer=wire, **kwargs)
+        programs = []
+
+        def noted(self: Engine, phase: int, local_steps: int) -> Any:
+            programs.append(traffic(self, phase, local_steps))
+            return programs[-1]
+
+        wire = Wire(observer or Observer(), lambda: read(device), programs)
+        Engine.traffic = noted
+        try:
+            result = fit(*args, observer=wire, **kwargs)
+        finally:
+            Engine.traffic = traffic
         with file.open("a") as out:
             print(json.dumps(wire.result()), file=out)
         return result

@@ -7,10 +7,13 @@ the program is compiled and a round is rehearsed.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from parsgd.lab import gloo
 from parsgd.lab.counters import Counters
+from parsgd.traffic import Traffic
 from parsgd.train import Record
 
 QUIET_SECONDS = 0.005
@@ -23,10 +26,12 @@ class Wire:
     Args:
         inner: The observer that it stands before.
         read: Reads the counters.
+        programs: The traffic of a round of each program, known when the run starts.
 
     Attributes:
         carried: While the run trained, from the second dispatch on.
         counted: Bytes of the same rounds and one worker, by the program.
+        calls: Collectives of a round, by their usual names.
         rounds: How many these are.
         dispatches: In how many parts they were run. Where workers differ, each may also
             measure by how much, which the program's count leaves out.
@@ -35,11 +40,17 @@ class Wire:
         parameters: Numbers in a worker's model.
     """
 
-    def __init__(self, inner: Any, read: Callable[[], Counters]):
-        self._inner, self._read = inner, read
+    def __init__(
+        self,
+        inner: Any,
+        read: Callable[[], Counters],
+        programs: Sequence[Traffic] = (),
+    ):
+        self._inner, self._read, self._programs = inner, read, programs
         self._last: Counters | None = None
         self._first: Record | None = None
         self.carried = Counters(0, 0, 0, 0)
+        self.calls: Counter[str] = Counter()
         self.counted = self.seconds = 0.0
         self.rounds = self.dispatches = self.workers = self.parameters = 0
 
@@ -49,6 +60,10 @@ class Wire:
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Before the first step."""
         self.workers, self.parameters = summary["workers"], summary["parameters"]
+        # Of several programs the one that most rounds run.
+        main = [t for t in self._programs if t.bytes == summary["bytes_per_round"]]
+        for message in main[0].messages if main else ():
+            self.calls[message.collective] += message.count
         self._inner.start(summary, lines)
 
     def progress(self, step: int, steps: int, record: Record) -> None:
@@ -75,13 +90,16 @@ class Wire:
 
     def result(self) -> dict[str, Any]:
         """For a JSON file."""
+        fixed = self.rounds * gloo.fixed_bytes(self.calls, self.workers)
         return {
             "workers": self.workers,
             "parameters": self.parameters,
             "rounds": self.rounds,
             "dispatches": self.dispatches,
             "seconds": self.seconds,
+            "calls_per_round": dict(self.calls),
             "counted": self.counted,
+            "expected": self.counted + fixed,
             "payload": self.carried.payload,
             **self.carried._asdict(),
         }
