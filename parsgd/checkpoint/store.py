@@ -6,7 +6,9 @@ temporary folder, in the background, and renames it when all of it is there.
 """
 
 import contextlib
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,8 +143,10 @@ class Store:
         except OSError as error:
             raise self._failed(error.strerror or str(error)) from error
         except ValueError as error:
-            # What its writers report, with the reason in the first line.
-            raise self._failed(str(error).strip().partition("\n")[0]) from error
+            # What its writers report: the reason is somewhere in the first line.
+            reason = str(error).strip().partition("\n")[0]
+            full = os.strerror(errno.ENOSPC)
+            raise self._failed(full if full in reason else reason) from error
 
     def _failed(self, reason: str) -> UserError:
         there = self.steps()

@@ -1,0 +1,143 @@
+"""Elastic rules and positions in the data, one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from resumes import Watcher, fit, share_engines, stored
+from test_resume import as_many, assert_equal
+from tiny import scalar
+
+import parsgd
+from parsgd import UserError
+from parsgd.checkpoint import leaves, resize
+from parsgd.checkpoint.leaves import Leaf
+from parsgd.loop import resumed_plan
+from parsgd.plan import Origin, make_plan, segments
+
+
+def own(x, workers, dtype="float32"):
+    """How `resize` fits what 4 workers have into ``workers``."""
+    x = np.asarray(x, dtype)
+    new = Leaf((workers, *x.shape[1:]), dtype, False)
+    return resize._fitted("x", x, Leaf(x.shape, dtype, False), new, workers)
+
+
+def test_H3_residuals_keep_their_mean():
+    out, rule = own([[1.0, 0.0], [3.0, 0.0], [5.0, 1.0], [7.0, 1.0]], 3)
+    np.testing.assert_array_equal(out, [[4.0, 0.5]] * 3)
+    assert rule == resize.MEAN
+
+
+def test_H3_equal_values_keep_their_bits_and_counts_are_dealt():
+    third = np.float32(1) / 3
+    out, rule = own([[third]] * 4, 3)
+    assert (out == third).all() and rule == resize.KEPT
+    out, rule = own([[1], [2], [3], [4]], 6, "int32")
+    assert out[:, 0].tolist() == [1, 2, 3, 4, 1, 2] and rule == resize.DEALT
+
+
+@pytest.mark.parametrize(("count", "width"), [(2, 4), (1, 7), (8, 1)])
+def test_H3_stripes_are_split_anew(count, width):
+    # 7 columns over 4 owners, two each: the last has a column of zeros added.
+    x = np.arange(8, dtype=np.float32).reshape(4, 1, 2)
+    x[3, 0, 1] = 0
+    shared = count == 1
+    new = Leaf((1, width) if shared else (count, 1, width), "float32", shared)
+    out, rule = resize._fitted("x", x, Leaf(x.shape, "float32", False), new, count)
+    assert rule == resize.SPLIT and out.shape == new.shape
+    assert out.reshape(-1)[:7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_H3_an_array_without_a_rule_is_an_error():
+    old, new = Leaf((4, 2, 2), "float32", False), Leaf((2, 3, 3), "float32", False)
+    with pytest.raises(UserError, match="no rule to get from one to the other"):
+        resize._fitted("x", np.zeros((4, 2, 2), np.float32), old, new, 2)
+
+
+def test_H3_the_readout_stays_where_it_depends_on_workers(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    algorithm = parsgd.block_momentum(optax.sgd(0.1), nesterov=True)  # eta = 1 - 1/W
+    run = fit(tmp_path / "a", algorithm=algorithm, workers=4, worker_batch=3)
+    readout, lines = as_many(tmp_path / "a", tmp_path / "b", algorithm, 2)
+    assert_equal(readout, run.readout, exact=False)
+    assert any("moved so that it stays" in line for line in lines)
+    (_, old), (_, new) = stored(tmp_path / "a"), stored(tmp_path / "b")
+    for name in ("w1", "w2"):
+        assert (new[f"strategy/anchor/{name}"] == new[f"params/{name}"]).all()
+        assert (old[f"params/{name}"] != new[f"params/{name}"]).any()
+
+
+@pytest.mark.parametrize("sizes", [{"workers": 2}, {"worker_batch": 2}])
+def test_data_goes_on_at_the_same_samples(tmp_path, monkeypatch, sizes):
+    share_engines(monkeypatch)
+    options = {"samples": 12 * 18, "local_steps": 1}
+    fit(tmp_path / "a", at=11, **options)  # 10 steps of 12 samples
+    run = fit(tmp_path / "a", **options | sizes)
+    batch = {"workers": 8, "worker_batch": 6}[next(iter(sizes))]
+    last = run.history[-1]
+    done = stored(tmp_path / "a")[0]["origin"]
+    assert done[:2] == [10, 10] and done[2] == 120 // batch
+    assert last["samples"] == 216
+    assert last["step"] == 10 + (216 - 120) // batch
+    assert last["epoch"] == pytest.approx(216 / 96)
+
+
+def test_a_longer_run_goes_on_from_a_short_last_round():
+    # 10 steps with H = 4 end with a round of 2; 20 steps do not stop there.
+    plan = make_plan(96, worker_batch=8, local_steps=4, samples=160)
+    phases = parsgd.core.phases(parsgd.local_sgd(optax.sgd(0.1)))
+    meta = {"step": 10, "round": 3, "origin": Origin(), "global_batch": 8}
+    meta |= {"batch": 10, "samples": 80, "history": [0, 1, 2]}
+    moved = resumed_plan(plan, phases, meta, False)
+    assert moved.origin == Origin(10, 3, 10, 2)
+    assert [(s.local_steps, s.rounds) for s in segments(moved, phases)] == [
+        (4, 2),
+        (2, 1),
+    ]
+    whole = meta | {"step": 8, "round": 2, "batch": 8}
+    assert resumed_plan(plan, phases, whole, False).origin == Origin()
+    with pytest.raises(UserError, match="the budget is 5 steps"):
+        short = make_plan(96, worker_batch=8, local_steps=4, samples=40)
+        resumed_plan(short, phases, meta, False)
+
+
+def test_E4_order_after_resume_is_the_undisturbed_one():
+    plan = make_plan(64, worker_batch=8, epochs=4, seed=3)
+    moved = plan.moved(Origin(10, 10, 10, 1))
+    for step in range(10, plan.steps):
+        assert moved.batch(step) == plan.batch(step)
+        assert moved.samples_until(step) == plan.samples_until(step)
+
+
+def test_H4_H10_names_are_unique_and_empty_arrays_come_from_the_template():
+    tree = {"a": {"b": jnp.ones(2)}, "a/b": jnp.zeros(2)}
+    assert len({*leaves.names(tree)}) == 2
+    state = parsgd.TrainState(
+        jnp.int32(1), jax.random.key(7), {"w": jnp.ones(3)}, {}, jnp.zeros((0, 4))
+    )
+    packed = leaves.pack(state)
+    assert {*packed} == {"step", "key", "params/w"}
+    again = leaves.unpack(state, packed)
+    assert jax.tree.structure(again) == jax.tree.structure(state)
+    assert jax.random.bits(again.key, 10).tolist() == (
+        jax.random.bits(state.key, 10).tolist()
+    )
+
+
+def test_evaluations_stay_where_they_were(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    whole = fit(tmp_path / "a", evaluations=4)
+    for at in (1, 2, 3, 4, 5, None):
+        watcher = Watcher(at)
+        fit(tmp_path / "b", evaluations=4, watcher=watcher)
+    rounds = [r["round"] for r in stored(tmp_path / "b")[0]["history"]]
+    assert rounds == [r["round"] for r in whole.history]
+
+
+def test_a_diverging_state_is_not_saved(tmp_path):
+    task, algorithm = scalar(np.ones(96)), parsgd.sync_sgd(optax.sgd(1e20))
+    run = fit(tmp_path / "a", algorithm=algorithm, local_steps=1, task=task)
+    assert run.status == "diverged"
+    assert all(np.isfinite(x).all() for x in stored(tmp_path / "a")[1].values())
