@@ -50,6 +50,17 @@ def test_H3_stripes_are_split_anew(count, width):
     assert out.reshape(-1)[:7].tolist() == [0, 1, 2, 3, 4, 5, 6]
 
 
+def test_H3_stripes_of_more_owners_than_columns_are_not_averaged():
+    x = np.float32([5, 7, 0, 0]).reshape(4, 1, 1)  # 2 columns
+    for count, wanted in ((2, [5, 7]), (8, [5, 7] + 6 * [0])):
+        old, new = (
+            Leaf(x.shape, "float32", False),
+            Leaf((count, 1, 1), "float32", False),
+        )
+        out, rule = resize._fitted("s/owner_error/w", x, old, new, count)
+        assert out.reshape(-1).tolist() == wanted and rule == resize.SPLIT
+
+
 def test_H3_an_array_without_a_rule_is_an_error():
     old, new = Leaf((4, 2, 2), "float32", False), Leaf((2, 3, 3), "float32", False)
     with pytest.raises(UserError, match="no rule to get from one to the other"):

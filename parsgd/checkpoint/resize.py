@@ -40,6 +40,8 @@ KEPT, MEAN, SPLIT = "kept", "mean of the workers", "split anew between the worke
 READOUT, DEALT = "the readout, on every worker", "each from an old worker"
 DROPPED, NEW = "dropped, as it has no place any more", "new, as at the start"
 
+STRIPED = "/owner_error/"  # of `parsgd.reducers.exchange`: a stripe for each worker
+
 Arrays = dict[str, Any]  # numpy
 Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Mapping[str, Any]]
 
@@ -122,6 +124,9 @@ def _fitted(
             f"{list(wanted)} with {counted(count, 'worker')}, and there is no rule to "
             "get from one to the other: go on with as many workers as before"
         )
+    if STRIPED in name and not differ:
+        # More owners than columns: each has one, so their sizes do not tell.
+        differ = [len(one) - 1]
     if differ:
         return _split(x[None] if old.shared else x, new, wanted, count, *differ), SPLIT
     if old.shared:
