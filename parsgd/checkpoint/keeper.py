@@ -2,9 +2,7 @@
 
 import contextlib
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
+from parsgd.checkpoint.asked import ENDED, on_sigterm
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.settings import Checkpoints, FolderError, check
 from parsgd.core import TrainState
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
 FORMAT = 1
-ENDED = 128 + signal.SIGTERM
 
 
 class Resumed(NamedTuple):
@@ -101,7 +99,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         stack.enter_context(quiet())
         keeper = _Saving(settings, folder)
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
-        stack.enter_context(_on_sigterm(keeper.ask_to_end))
+        stack.enter_context(on_sigterm(keeper.ask_to_end))
         try:
             yield keeper
         except BaseException:
@@ -159,7 +157,7 @@ class _Saving(Keeper):
             except UserError:
                 raise
             except Exception as error:
-                first = (str(error).strip().splitlines() or [""])[0]
+                first = str(error).strip().partition("\n")[0]
                 problem = f"{type(error).__name__}: {first}"
             problems = cluster.exchange("restore", problem)
             if found and not any(problems):
@@ -218,8 +216,7 @@ class _Saving(Keeper):
             save()
         if asked:
             self.store.wait()
-            self._say_goodbye()
-            raise SystemExit(ENDED)
+            raise SystemExit(self._goodbye())
 
     def evaluated(self, round: int, save: Callable[[], None]) -> None:
         if self.settings.keep_best or self._due(round):
@@ -232,8 +229,8 @@ class _Saving(Keeper):
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
         if meta["round"] == self._saved:
             return
-        described = leaves.describe(state, engine.shared)
         self._history = meta["history"]
+        described = leaves.describe(state, engine.shared)
         about = {
             "format": FORMAT,
             "facts": self._facts,
@@ -261,16 +258,17 @@ class _Saving(Keeper):
             raise SystemExit(ENDED)
         self._asked = True
 
-    def _say_goodbye(self) -> None:
-        if not cluster.is_first():
-            return
+    def _goodbye(self) -> int:
         kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
+        if not cluster.is_first():
+            return ENDED
         print(
             f"parsgd: asked to end (SIGTERM): {kept} in {self._folder}; the same "
             "command in the same folder goes on",
             file=sys.stderr,
             flush=True,
         )
+        return ENDED
 
     def _due(self, round: int) -> bool:
         every = self.settings.every_rounds
@@ -302,15 +300,3 @@ def _by_the_first(act: Callable[[], None]) -> None:
             message = str(error)
     if message := cluster.agree("checkpoints", message):
         raise FolderError(message)
-
-
-@contextlib.contextmanager
-def _on_sigterm(act: Callable[[], None]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may ask for signals
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: act())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
