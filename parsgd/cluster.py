@@ -20,6 +20,8 @@ from parsgd.errors import UserError
 from parsgd.rendezvous import Settings
 from parsgd.watch import DEAD_SECONDS, Watch
 
+SAME_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+
 
 def start(settings: Settings) -> None:
     """Join the other processes, if there are any. Before JAX's backend starts.
@@ -37,6 +39,10 @@ def start(settings: Settings) -> None:
     seconds = max(1, round(settings.timeout))
     if where and arguments["process_id"] == 0:
         rendezvous.check_port(where)
+    # On CPU this scheduler may order a program's collectives in one process unlike in
+    # another, and then they exchange what does not belong together.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} {SAME_ORDER}".strip()
     # Otherwise JAX aborts the process before it can say who is gone.
     jax.config.update("jax_enable_recoverability", True)
     # It would take SIGTERM for itself.

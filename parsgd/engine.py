@@ -98,12 +98,16 @@ class Engine:
         return self.placement.describe() + turns
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
-        """The first ``count`` rounds of ``index [R, H, b]``."""
+        """The first rounds of ``index [R, H, b]``.
+
+        ``count`` is how many, and in which to measure the spread (-1: in none).
+        """
+        todo, measured = count
 
         def body(r, carry):
             state, losses, _ = carry
             rows, w = jax.tree.map(lambda a: a[r], (index, weight))
-            measure = None if self.worker.identical else r == count - 1
+            measure = None if self.worker.identical else r == measured
             state, values, apart = self.worker.round(
                 phase, *(state, x, y, rows, w, measure), lanes=lanes
             )
@@ -111,7 +115,7 @@ class Engine:
 
         lanes = in_turn if self._lanes[phase] else None
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
-        return lax.fori_loop(0, count, body, (state, losses, jnp.float32(0)))
+        return lax.fori_loop(0, todo, body, (state, losses, jnp.float32(0)))
 
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""
@@ -142,6 +146,8 @@ class Engine:
         index: np.ndarray,
         weight: np.ndarray | None,
         count: int,
+        *,
+        measure: bool = True,
     ) -> Outcome:
         """Run ``count`` rounds and wait for them.
 
@@ -151,16 +157,18 @@ class Engine:
             index: ``[W, R, H, b]``, of which the first ``count`` of R rounds are run.
             weight: Same shape, or None.
             count: Rounds to run.
-
+            measure: Whether to measure the workers' spread in the last of them, for
+                which they exchange their parameters once more.
         """
         batches = spmd.put((index, weight), self.placement, (False, False))
-        n = spmd.put(jnp.int32(count), self.placement, True)
+        last = count - 1 if measure else -1
+        n = spmd.put((jnp.int32(count), jnp.int32(last)), self.placement, (True, True))
         args = (state, *self._data, *batches, n)
         key = (phase, *index.shape[1:3])
         if key not in self._programs:
             self._programs[key] = self._compile(
                 functools.partial(self._rounds, phase),
-                (self.shared, True, True, False, False, True),
+                (self.shared, True, True, False, False, (True, True)),
                 (self.shared, False, True),
                 args,
                 "round",
@@ -198,7 +206,7 @@ class Engine:
         if size <= REHEARSAL_BYTES and self.placement.kind != "debug":
             start = time.perf_counter()
             copy = spmd.put(jax.tree.map(jnp.copy, state), self.placement, self.shared)
-            one = spmd.put(jnp.int32(1), self.placement, True)
+            one = spmd.put((jnp.int32(1), jnp.int32(-1)), self.placement, (True, True))
             with cluster.together("the first round"):
                 jax.block_until_ready(program(copy, *args[1:-1], one))
             self.compile_seconds += time.perf_counter() - start

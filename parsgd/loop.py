@@ -97,7 +97,14 @@ class Loop:
     def _run(self, part: Segment, bound: int) -> None:
         meter, keeper = self._meter, self._keeper
         for index, weight, count in meter.dispatches(part, keeper.limit):
-            outcome = self._engine.run(self._state, part.phase, index, weight, count)
+            outcome = self._engine.run(
+                self._state,
+                part.phase,
+                index,
+                weight,
+                count,
+                measure=meter.round + count == bound,
+            )
             self._state = outcome.state
             meter.add(part, count, outcome)
             if self._check_replicas:

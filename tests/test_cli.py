@@ -125,8 +125,8 @@ def test_traffic_prints_a_table_and_its_ratio(command):
     assert re.search(r"all-reduce .*float32 .*\[64, 64\] .*24\.6 kB", out)
     assert "ratio 4" in out
     code, out, _ = command("traffic", "strategy=post_local_sgd", "workers=4")
-    assert "round of 1 local step, from step 0" in out
-    assert "round of 16 local steps, from step 110" in out
+    assert "per round until step 110, 1 local step each" in out
+    assert "per round from step 110 on, 16 local steps" in out
     assert command("traffic", "strategy=bmfu")[0] == 2
 
 
