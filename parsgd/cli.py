@@ -38,19 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default those of the process.
     """
     code: object = 1
+    reason = ""
     try:
         code = _main(arguments)
         return code
     except SystemExit as end:
-        code = end.code
+        code = 0 if end.code is None else end.code
         raise
-    except BaseException:
-        if _cluster() is not None:
-            traceback.print_exc()
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        if (cluster := _cluster()) and cluster.processes() > 1:
+            traceback.print_exc()  # it ends below, before Python would show it
         raise
     finally:
         if cluster := _cluster():
-            cluster.leave(code if isinstance(code, int) else 1)
+            cluster.leave(code if isinstance(code, int) else 1, reason)
 
 
 def _cluster() -> Any:

@@ -26,10 +26,14 @@ SAME_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 def start(settings: Settings) -> None:
     """Join the other processes, if there are any. Before JAX's backend starts.
 
+    Args:
+        settings: How they find each other.
+
     Raises:
         UserError: Settings that contradict each other, a coordinator that cannot be
             reached, a port that is taken, or a backend that already runs.
     """
+    _started.cache_clear()
     arguments = rendezvous.arguments(settings)
     if arguments is None or _client() is not None:
         return
@@ -179,23 +183,39 @@ def together(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """While this process does what the others wait for, however long it takes."""
+    _watch.busy = True
+    try:
+        yield
+    finally:
+        _watch.busy = False
+
+
+@contextlib.contextmanager
 def failing(reason: str) -> Iterator[None]:
     """Meanwhile tell the others that this process cannot go on with a job."""
     _watch.fail(reason)
-    yield
-    _watch.fail("")
+    try:
+        yield
+    finally:
+        _watch.fail("")
 
 
-def leave(code: int) -> None:
+def leave(code: int, reason: str = "") -> None:
     """End this process's part of a run, once all others have come to their end.
 
     Process 0 keeps the store that the others read, so it is the last: they end here,
     and it alone returns if all went well.
+
+    Args:
+        code: The exit code.
+        reason: Why it is not 0, for those that still wait for this process.
     """
     client = _client()
     if client is None:
         return
-    with failing("it has ended") if code else contextlib.nullcontext():
+    with failing(reason or "it has ended") if code else contextlib.nullcontext():
         exchange("end", str(code))
     _watch.stop()
     sys.stdout.flush()

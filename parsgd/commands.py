@@ -66,6 +66,11 @@ def train(arguments: list[str]) -> int:
         from parsgd.job import run_job
         from parsgd.launchers import elsewhere, own_share
 
+        if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
+            raise UserError(
+                "a config file sets cluster, which is read before config files are: "
+                "give it on the command line"
+            )
         hydra_config = HydraConfig.get()
         # As they were written: some refer to values that are no keys of Hydra's.
         overrides = OmegaConf.to_container(hydra_config.overrides.task)
@@ -94,7 +99,8 @@ def train(arguments: list[str]) -> int:
             codes.append(2 if outcome.mistake else 1)
         return outcome.score
 
-    cluster.start(_cluster(arguments))
+    settings = _cluster(arguments)
+    cluster.start(settings)
     arguments = [*arguments, *(() if cluster.is_first() else SILENT)]
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -129,7 +135,7 @@ def _cluster(arguments: list[str]) -> Settings:
                 "processes, so this cannot be swept"
             )
     if not chosen and not in_environment():
-        return Settings("none")
+        return Settings()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=[*chosen, *_searched(folder)])
     if missing := OmegaConf.missing_keys(cfg.cluster):

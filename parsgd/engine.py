@@ -241,9 +241,16 @@ class Engine:
 
     def _compile(self, fn, shared_in, shared_out, args, name, donate=()):
         start = time.perf_counter()
-        out = spmd.compiled(
-            fn, self.placement, shared_in, shared_out, args, donate=donate, name=name
-        )
+        with cluster.busy():
+            out = spmd.compiled(
+                fn,
+                self.placement,
+                shared_in,
+                shared_out,
+                args,
+                donate=donate,
+                name=name,
+            )
         self.compile_seconds += time.perf_counter() - start
         return out
 

@@ -100,7 +100,7 @@ def _command(
 
 
 def load(
-    folder: str | Path, step: str = "latest", *, allowed: Sequence[str] = ALLOWED
+    folder: str | Path, step: str | int = "latest", *, allowed: Sequence[str] = ALLOWED
 ) -> Model:
     """The model of a run that saved checkpoints.
 
@@ -122,7 +122,7 @@ def load(
     with quiet():
         store = Store(where)
         try:
-            return _load(store, step, allowed)
+            return _load(store, str(step), allowed)
         finally:
             store.close()
 
@@ -189,7 +189,8 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
     from safetensors.numpy import save_file
 
     model = load(folder, options.get("step", "latest"), allowed=allowed)
-    out = Path(options.get("out", folder / "export"))
+    run = folder.parent if folder.name == CHECKPOINTS else folder
+    out = Path(options.get("out", run / "export"))
     tree = {"params": model.params, "model": model.state}
     named = {
         name: np.asarray(x)

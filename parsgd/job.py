@@ -134,10 +134,10 @@ def _agreed(outcome: Outcome) -> Outcome:
         for number, reason in enumerate(reasons)
         if reason not in ("", reasons[0])
     ]
-    if not others:
+    if len({*reasons}) == 1:
         return outcome
     reason = "; ".join([reasons[0], *others] if reasons[0] else others)
-    return outcome._replace(status="failed", reason=reason)
+    return outcome._replace(status="failed", reason=reason, score=math.nan)
 
 
 def cache_compilations() -> None:

@@ -28,7 +28,7 @@ def own_share(hydra: Any) -> None:
         from joblib import effective_n_jobs
 
         jobs = effective_n_jobs(hydra.launcher.n_jobs)
-        share(Path(hydra.sweep.dir).absolute() / ".slots", jobs)
+        share(Path(hydra.runtime.cwd) / hydra.sweep.dir / ".slots", jobs)
 
 
 def check(hydra: Any) -> None:

@@ -254,6 +254,8 @@ def _over_processes(
                 f"over its {counted(own, 'device')}: use placement.devices="
                 f"{_largest_divisor(each, own)}, or another number of workers"
             )
+    elif kind == "shard_map":
+        own, reason = _largest_divisor(each, len(found)), "as asked"
     elif found[0].platform != "cpu":
         own, reason = _largest_divisor(each, len(found)), "the processes' accelerators"
     elif identical:

@@ -77,10 +77,10 @@ class Plan(NamedTuple):
                 samples.
 
         Raises:
-            UserError: More than the budget is done already.
+            UserError: The budget is done already.
         """
         done = origin.step if in_rounds else origin.batch
-        if done > self.steps:
+        if done >= self.steps:
             raise UserError(
                 f"the budget is {counted(self.steps, 'step')}, and the checkpoint has "
                 f"done the work of {done}: raise the budget, or choose another folder"

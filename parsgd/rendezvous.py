@@ -1,5 +1,7 @@
 """Where the processes of a run meet: from the config, or from the environment."""
 
+import errno
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -67,7 +69,7 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
     kind, coordinator, processes, process, timeout = settings
     if kind not in KINDS:
         raise UserError(f"cluster={kind}: choose one of {', '.join(KINDS)}")
-    if not timeout > 0:
+    if not 0 < timeout < math.inf:
         raise UserError(f"cluster.timeout={timeout}: give seconds, more than 0")
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     if kind != "manual":
@@ -81,6 +83,8 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
             return None
         if COORDINATOR not in os.environ:
             return {}
+        if missing := [key for key in (PROCESSES, PROCESS) if key not in os.environ]:
+            raise UserError(f"{COORDINATOR} is set without {missing[0]}: set both")
         coordinator = os.environ[COORDINATOR]
         processes, process = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
     else:
@@ -116,12 +120,18 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
 def check_port(coordinator: str) -> None:
     """Refuse a port that another program has."""
     port = int(coordinator.rpartition(":")[2])
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+    try:
+        probe = socket.socket(socket.AF_INET6)
+    except OSError:  # a system without IPv6
+        probe = socket.socket(socket.AF_INET)
+    with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "another program has it" if taken else error.strerror
             raise UserError(
                 f"cluster.coordinator={coordinator}: process 0 cannot listen on port "
-                f"{port} ({error.strerror}); another program has it: choose another"
+                f"{port}: {why}; choose another"
             ) from error

@@ -93,7 +93,10 @@ def register(steps: int | None = None) -> None:
     """
     ConfigStore.instance().store(name="schema", node=Config)
     OmegaConf.register_new_resolver("default", _default, replace=True)
-    OmegaConf.register_new_resolver("started", cluster.started, replace=True)
+    # Cached in the config: the processes of a sweep's jobs get what was resolved here.
+    OmegaConf.register_new_resolver(
+        "started", cluster.started, use_cache=True, replace=True
+    )
 
     def of_run(fraction: float) -> int | str:
         if steps is None:

@@ -3,6 +3,7 @@
 What workers share (`parsgd.lanes`) is stored once, on each device that needs it.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
+from parsgd import cluster
 from parsgd.comm import DEVICES, LANES
 from parsgd.lanes import axes, one_worker, prefixed
 from parsgd.placement import Placement
@@ -193,6 +195,7 @@ def check_replicas(tree: Any, shared: Any, placement: Placement) -> None:
     Raises:
         RuntimeError: A copy differs; names the worker and the leaf.
     """
+    digests = []
     for (path, x), same in zip(
         jax.tree.leaves_with_path(tree), jax.tree.leaves(shared), strict=True
     ):
@@ -201,13 +204,35 @@ def check_replicas(tree: Any, shared: Any, placement: Placement) -> None:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         shards = sorted(x.addressable_shards, key=lambda s: s.device.id)
+        name = jax.tree_util.keystr(path)
         first = np.asarray(shards[0].data).tobytes()
         for shard in shards[1:]:
             if np.asarray(shard.data).tobytes() != first:
-                worker = placement.devices.index(shard.device) * placement.lanes
-                raise RuntimeError(
-                    f"worker {worker} disagrees with worker 0 in "
-                    f"{jax.tree_util.keystr(path)}, which all workers should share: "
-                    "a collective did not reach every worker, or its result is not "
-                    "the same on all devices"
-                )
+                raise _apart(placement, shard.device, shards[0].device, name)
+        digests.append((name, hashlib.sha256(first).hexdigest()))
+    if placement.processes > 1:
+        _check_processes(digests, placement)
+
+
+def _check_processes(digests: list[tuple[str, str]], placement: Placement) -> None:
+    """The same between processes, by a digest of each leaf."""
+    words = " ".join(digest for _, digest in digests)
+    others = [text.split() for text in cluster.exchange("replicas", words)]
+    devices: dict[int, Any] = {}
+    for device in placement.devices:
+        devices.setdefault(device.process_index, device)
+    for process, theirs in enumerate(others):
+        for (name, _), mine, other in zip(digests, others[0], theirs, strict=True):
+            if mine != other:
+                raise _apart(placement, devices[process], devices[0], name)
+
+
+def _apart(placement: Placement, device: Any, other: Any, name: str) -> RuntimeError:
+    worker, with_whom = (
+        placement.devices.index(d) * placement.lanes for d in (device, other)
+    )
+    return RuntimeError(
+        f"worker {worker} disagrees with worker {with_whom} in {name}, which all "
+        "workers should share: a collective did not reach every worker, or its result "
+        "is not the same on all devices"
+    )

@@ -88,7 +88,10 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Build and show the report; exit with 1 if a job failed or diverged."""
         del kwargs
-        code = self._report(config) if cluster.is_first() else 0
+        code = 0
+        if cluster.is_first():
+            with cluster.busy():
+                code = self._report(config)
         if int(cluster.agree("report", str(code))):
             raise SystemExit(1)
 

@@ -15,6 +15,7 @@ from typing import Any
 LOST = "process 0, which keeps the run together, is gone"
 BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life
+AHEAD = 1 << 60  # a stage that nobody waits for
 FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 
 
@@ -26,10 +27,12 @@ class Watch:
         self._store: Any = None
         self._process, self._processes = 0, 1
         self._failure = ""
+        self.busy = False  # whether the others have to be patient
         self._stage, self._what, self._since = 0, "", 0.0
         self._count = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._failing: dict[int, float] = {}
+        self._heard = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -44,6 +47,8 @@ class Watch:
         """
         self._store, self.timeout = store, timeout
         self._process, self._processes = process, processes
+        self._heard = time.monotonic()
+        self._seen = dict.fromkeys(range(processes), ("", self._heard))
         self.beat()
         threading.Thread(target=self._run, daemon=True, name="parsgd-watch").start()
 
@@ -73,7 +78,8 @@ class Watch:
             return
         with self._lock:
             self._count += 1
-            text = f"{self._count} {self._stage} {self._failure}"
+            stage = AHEAD if self.busy else self._stage
+            text = f"{self._count} {stage} {self._failure}"
         key = f"parsgd/alive/{self._process}"
         self._store.key_value_set(key, text, allow_overwrite=True)
 
@@ -96,7 +102,9 @@ class Watch:
             self.beat()
             others = self._look()
         except Exception:  # whatever the store's connection raises
-            return None if self._ended.is_set() or self._process == 0 else LOST
+            if self._ended.is_set() or self._process == 0:
+                return None
+            return LOST if time.monotonic() - self._heard > patience else None
         with self._lock:
             stage, what = self._stage, self._what
             waited = time.monotonic() - self._since if what else 0.0
@@ -115,13 +123,19 @@ class Watch:
 
     def _look(self) -> dict[int, tuple[float, int, str]]:
         """Of every other process: seconds without a sign, its stage, its failure."""
-        now, out = time.monotonic(), {}
-        for key, text in self._store.key_value_dir_get("parsgd/alive/"):
+        found = self._store.key_value_dir_get("parsgd/alive/")
+        now = self._heard = time.monotonic()
+        out = {
+            other: (now - since, AHEAD, "")
+            for other, (_, since) in self._seen.items()
+            if other != self._process
+        }
+        for key, text in found:
             other = int(key.rpartition("/")[2])
             count, stage, failure = text.split(" ", 2)
             if other == self._process:
                 continue
-            if self._seen.get(other, ("", 0.0))[0] != count:
+            if self._seen[other][0] != count:
                 self._seen[other] = (count, now)
             if failure:
                 self._failing.setdefault(other, now)

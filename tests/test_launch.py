@@ -232,7 +232,7 @@ def test_I11_a_reserved_port_is_not_given_twice():
         (["--grace", "-1", "train"], "-1 is no number of seconds"),
         (["--proceses", "2", "train"], "unrecognized arguments: --proceses"),
         (["--processes", "2"], "which command?"),
-        (["--processes", "2", "list"], "cannot start list: it starts train, traffic"),
+        (["--processes", "2", "list"], "cannot start list: it starts train"),
         (["--", "launch", "train"], "cannot start launch"),
         (["none.py"], "none.py: there is no such file"),
         (["train", "--processes", "2"], "stands before the command"),

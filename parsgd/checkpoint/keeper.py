@@ -177,7 +177,7 @@ class _Saving(Keeper):
                 f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
                 "kept under another name"
             )
-        self.store.set_aside([*unreadable], rename=cluster.is_first())
+        self.store.set_aside([*unreadable])
         self.lines.append(
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
             f"{self._folder}"

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from parsgd import cluster
 from parsgd.checkpoint import lock
 from parsgd.checkpoint.settings import FolderError
 from parsgd.errors import UserError
@@ -118,17 +119,19 @@ class Store:
         with self._explained():
             self._manager.wait_until_finished()
 
-    def set_aside(self, steps: Sequence[int], *, rename: bool) -> None:
+    def set_aside(self, steps: Sequence[int]) -> None:
         """Take checkpoints that cannot be read out of the way, without deleting them.
+
+        Of several processes the first does it.
 
         Args:
             steps: Which.
-            rename: Whether this process does it.
         """
-        for step in steps if rename else ():
+        for step in steps if cluster.is_first() else ():
             path = self.folder / str(step)
             with contextlib.suppress(FileNotFoundError):
                 path.rename(_free(path.with_name(path.name + UNREADABLE)))
+        cluster.agree("set aside", "")  # before the others look
         self._manager.reload()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Dense networks: logistic regression, the MLP, and the two of the topology study."""
+"""Dense networks: logistic regression, the MLP, and two presets of it."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ class MLP(Classifier, kw_only=True):
 
 
 def mlp_258k(classes: int | None = None) -> MLP:
-    """The topology study's medium network: dense 256-128-64-out, dropout 0.2.
+    """A medium network: dense 256-128-64-out, dropout 0.2.
 
     The study records 258,432 parameters: exactly those of 847 inputs and 3 outputs
     whose layer has no bias. ``parsgd.synthetic(features=847, classes=3)`` is a task of
@@ -80,7 +80,7 @@ def mlp_258k(classes: int | None = None) -> MLP:
 
 
 def mlp_6_9m(classes: int | None = None) -> MLP:
-    """The topology study's large network: dense 1024-1024-512-512-256-out, dropout 0.3.
+    """A large network: dense 1024-1024-512-512-256-out, dropout 0.3.
 
     The study records 6,885,376 parameters: exactly those of 4,800 inputs and 3
     outputs whose layer has no bias, as in
