@@ -78,7 +78,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         _complain(
             "interrupted. A sweep goes on with the same command and "
-            "hydra.sweep.dir=DIR, where DIR is its folder"
+            "hydra.sweep.dir=DIR, where DIR is its folder; a run that saves "
+            "checkpoints with parsgd train resume=DIR"
         )
         return 130
     except Exception as error:
@@ -122,6 +123,13 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
         _complain(explain(error, arguments))
     elif isinstance(error, OSError):
         _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+    elif type(error).__name__ == "TerminatedWorkerError":  # joblib's
+        _complain(
+            "the process of a job was killed, perhaps for want of memory, and the "
+            "sweep ended with it. The same command with hydra.sweep.dir=DIR does what "
+            "is missing; `parsgd report DIR` shows what there is"
+        )
+        return 1
     else:
         raise error
     return 2
@@ -129,7 +137,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
 
 def _complain(text: str) -> None:
     cluster = _cluster()
-    if cluster is None or cluster.is_first():  # the others would say the same
+    first = os.environ.get("PARSGD_PROCESS", "0") == "0"
+    if first and (cluster is None or cluster.is_first()):  # all would say the same
         print(f"parsgd: {text}", file=sys.stderr)
 
 

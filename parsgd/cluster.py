@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,17 +217,21 @@ def leave(code: int, reason: str = "") -> None:
     if client is None:
         return
     with failing(reason or "it has ended") if code else contextlib.nullcontext():
-        exchange("end", str(code))
+        codes = exchange("end", str(code))
     _watch.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     if not is_first():
-        client.key_value_set(f"parsgd/left/{process()}", "left")
-        os._exit(code)
+        # Process 0 has said why, and its code tells; two failures would look like more.
+        told = codes[0] != "0"
+        with contextlib.suppress(Exception):  # a store that is gone needs no farewell
+            client.key_value_set(f"parsgd/left/{process()}", "left")
+        os._exit(0 if told else code)
     for other in range(1, processes()):
         # One that cannot be waited for is gone, which is all that matters here.
         with contextlib.suppress(Exception):
             client.blocking_key_value_get(f"parsgd/left/{other}", 5000)
+    time.sleep(0.3)  # they end now; JAX would abort one whose store goes before
     if code:
         os._exit(code)
     import jax

@@ -165,7 +165,12 @@ def _ordered(arguments: list[str]) -> list[str]:
 
 def _ending(outcome: "Outcome") -> str:
     if outcome.skipped:
-        return f"{outcome.status} before: skipped"
+        if outcome.status == "completed":
+            return "completed before: skipped"
+        return (
+            f"{outcome.status} before: skipped: {outcome.reason}. It runs again with "
+            "another configuration, or in another folder"
+        )
     if outcome.mistake:
         return str(outcome.reason)
     return ": ".join(part for part in outcome[:2] if part)

@@ -259,8 +259,11 @@ def _as_written(cfg: DictConfig, key: Any) -> Any:
 
 
 def _skipped(folder: Path, status: str) -> Outcome:
-    best = results.read_job(folder).best if cluster.is_first() else None
-    return Outcome(status, skipped=True, score=score_of(best or {}))
+    if not cluster.is_first():
+        return Outcome(status, skipped=True)
+    job = results.read_job(folder)
+    score = score_of(job.best or {})
+    return Outcome(status, job.reason, skipped=True, score=score)
 
 
 def _settled(folder: Path, config: dict[str, Any]) -> str:

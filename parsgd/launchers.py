@@ -1,5 +1,6 @@
 """Sweeps whose jobs run in other processes, started by one of Hydra's launchers."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,11 @@ def check(hydra: Any) -> None:
             f"command runs in {cluster.processes()} processes already: leave out "
             "hydra/launcher, or start one"
         )
-    if hydra.launcher._target_.endswith(f".{JOBLIB}") and hydra.launcher.n_jobs == 1:
+    if not hydra.launcher._target_.endswith(f".{JOBLIB}"):
+        return
+    # As Ctrl-C, so that the processes of the jobs end too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if hydra.launcher.n_jobs == 1:
         raise UserError(
             "hydra.launcher.n_jobs=1: joblib would run the jobs in this process; leave "
             "out hydra/launcher for one job after the other, or give 2 or more"

@@ -10,6 +10,8 @@ import os
 import re
 from pathlib import Path
 
+from parsgd.errors import UserError
+
 GPUS = "CUDA_VISIBLE_DEVICES"
 _held: list[object] = []  # files whose locks this process keeps
 
@@ -27,22 +29,29 @@ def share(folder: Path, count: int) -> int:
         The number of the share.
 
     Raises:
-        RuntimeError: More processes than shares.
+        UserError: More processes than shares.
     """
     if _held:
         return int(Path(_held[0].name).suffix[1:])  # type: ignore[attr-defined]
     folder.mkdir(parents=True, exist_ok=True)
     for slot in range(count):
-        file = open(folder / f"slot.{slot}", "w")  # noqa: SIM115
+        file = open(folder / f"slot.{slot}", "a")  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             continue
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
         _held.append(file)
         _keep_to(slot, count)
         return slot
-    raise RuntimeError(f"all of {count} shares of this machine are in use")
+    owners = [(folder / f"slot.{slot}").read_text().strip() for slot in range(count)]
+    raise UserError(
+        f"all {count} shares of this machine are in use, by processes "
+        f"{', '.join(owners)} of a sweep in the same folder: wait for them or end them"
+    )
 
 
 def _keep_to(slot: int, count: int) -> None:

@@ -110,6 +110,8 @@ def _tell(group: Sequence["_Process"], number: int) -> None:
 
 def _report(failed: "_Process", count: int) -> None:
     code = failed.popen.returncode
+    if failed.number == 0 and code > 0:
+        return  # what it had to say is shown as it is
     how = f"ended with exit code {code}"
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name}"

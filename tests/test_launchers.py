@@ -89,10 +89,11 @@ SHARES = """
 import os, sys
 from pathlib import Path
 from parsgd import slots
+from parsgd.errors import UserError
 try:
     slot = slots.share(Path("slots"), 2)
     again = slots.share(Path("slots"), 2)
-except RuntimeError as error:
+except UserError as error:
     print(error, flush=True)
     sys.exit()
 cores = sorted(os.sched_getaffinity(0))
@@ -124,7 +125,10 @@ def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
     running.append(start())
     assert told(running[1]) == f"True 1 {slots.part(cores, 1, 2)} 5"
     running.append(start())
-    assert told(running[2]) == "all of 2 shares of this machine are in use"
+    owners = f"{running[0].pid}, {running[1].pid}"
+    assert f"all 2 shares of this machine are in use, by processes {owners}" in told(
+        running[2]
+    )
     running[0].communicate("")  # it ends, and its share is free
     running.append(start())
     assert told(running[3]).startswith("True 0 ")
