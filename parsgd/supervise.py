@@ -82,7 +82,7 @@ def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process 
                 if not key.data(key.fileobj):
                     selector.unregister(key.fileobj)
             if failed is None:
-                failed = next((p for p in group if p.code and not p.running()), None)
+                failed = _first_failed(group)
                 if failed is not None and not stop:
                     deadline = time.monotonic() + grace
                     _tell(group, signal.SIGTERM)
@@ -95,7 +95,12 @@ def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process 
                 _tell(group, signal.SIGKILL)
             if not selector.get_map():
                 time.sleep(POLL_SECONDS)
-    return failed
+    # The last to end may have failed after it was looked at.
+    return failed or _first_failed(group)
+
+
+def _first_failed(group: Sequence["_Process"]) -> "_Process | None":
+    return next((p for p in group if p.code and not p.running()), None)
 
 
 def _no_more(ending: int) -> bool:
