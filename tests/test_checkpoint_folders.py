@@ -58,7 +58,17 @@ def no_meta(folder):
     (folder / "meta" / "metadata").write_text('{"leaves": ')
 
 
-DAMAGE = [truncate, lose_half, empty, no_meta]
+def flip_bytes(folder):
+    """Of what Orbax reads without a word."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.parent.name == "d"]
+    path = max(files, key=lambda p: p.stat().st_size)
+    data = bytearray(path.read_bytes())
+    for at in range(len(data) // 3, len(data) // 3 + 4):
+        data[at] ^= 0x40
+    path.write_bytes(bytes(data))
+
+
+DAMAGE = [truncate, lose_half, empty, no_meta, flip_bytes]
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)

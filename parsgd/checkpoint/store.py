@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from parsgd.checkpoint import lock
 from parsgd.checkpoint.settings import FolderError
 from parsgd.errors import UserError
 
-STATE, META = "state", "meta"
+STATE, META, SUMS = "state", "meta", "crc32"
 TEMPORARY, UNREADABLE = ".orbax-checkpoint-tmp", ".unreadable"
 
 
@@ -91,9 +92,13 @@ class Store:
             for name, spec in wanted.items()
         }
         restore = ocp.args.PyTreeRestore(item=dict(wanted), restore_args=args)
-        return self._manager.restore(step, args=ocp.args.Composite(**{STATE: restore}))[
-            STATE
-        ]
+        parts = ocp.args.Composite(**{STATE: restore})
+        found = self._manager.restore(step, args=parts)[STATE]
+        stored = self.meta(step).get(SUMS) or {}
+        for name, value in _sums(found).items():
+            if value != stored.get(name, value):
+                raise ValueError(f"{name} is not what was saved: its checksum differs")
+        return found
 
     def save(
         self, step: int, arrays: Mapping[str, jax.Array], meta: Mapping[str, Any]
@@ -105,7 +110,7 @@ class Store:
         """
         parts = {
             STATE: ocp.args.PyTreeSave(dict(arrays)),
-            META: ocp.args.JsonSave(dict(meta)),
+            META: ocp.args.JsonSave(dict(meta) | {SUMS: _sums(arrays)}),
         }
         with self._explained():
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -159,6 +164,18 @@ class Store:
             "Make room or mend the folder, then repeat the command: it goes on from "
             "there"
         )
+
+
+def _sums(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """Checksums of the arrays that this process has the whole of.
+
+    Orbax's data files have none of their own.
+    """
+    return {
+        name: zlib.crc32(np.atleast_1d(np.asarray(x)).tobytes())
+        for name, x in arrays.items()
+        if not isinstance(x, jax.Array) or x.is_fully_addressable
+    }
 
 
 class _Listed(ocp.checkpoint_managers.PreservationPolicy):
