@@ -11,7 +11,7 @@ from composed import build, compose
 from omegaconf import OmegaConf
 
 import parsgd
-from parsgd import UserError, config
+from parsgd import UserError, cluster, config
 from parsgd.choices import conf_dir
 from parsgd.data.dataset import Dataset, Split, as_floats
 from parsgd.targets import call, named_packages
@@ -298,6 +298,7 @@ def test_nested_calls_reach_a_strategy():
 def test_J10_two_launches_have_two_folders():
     folders = set()
     for _ in range(2):
+        cluster.start(cluster.Settings())  # as each command does
         made = compose(return_hydra_config=True)
         folders |= {made.hydra.run.dir, made.hydra.sweep.dir}
     assert len(folders) == 4
