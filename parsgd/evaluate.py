@@ -1,6 +1,7 @@
 """Exact averages of a model's metrics over a split of the data."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -68,3 +69,11 @@ def evaluator(
         return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate
+
+
+def score_of(record: Mapping[str, Any]) -> float:
+    """What ranks an evaluation: accuracy, or the loss with its sign turned."""
+    accuracy = record.get("test_accuracy")
+    if accuracy is not None:
+        return accuracy
+    return -record.get("test_loss", math.nan)

@@ -10,13 +10,12 @@ import numpy as np
 from omegaconf import DictConfig
 
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.keeper import score_of
 from parsgd.checkpoint.store import Store, quiet
 from parsgd.config import build
 from parsgd.core import Params, State, phases
 from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.evaluate import evaluator
+from parsgd.evaluate import evaluator, score_of
 from parsgd.placement import prepare
 from parsgd.plan import make_plan
 from parsgd.resume import CHECKPOINTS

@@ -19,10 +19,11 @@ from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
-from parsgd.checkpoint.keeper import score_of
 from parsgd.checkpoint.settings import FolderError
 from parsgd.config import Built, build, resolved
 from parsgd.errors import UserError
+from parsgd.evaluate import score_of
+from parsgd.memory import peak_memory, reset_peak_memory
 from parsgd.progress import Display
 from parsgd.results.files import RESULT
 from parsgd.resume import CHECKPOINTS, has_checkpoints
@@ -219,7 +220,7 @@ def _train(
     recorder: _Recorder,
     checkpoints: Checkpoints | None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    _reset_peak_memory()
+    reset_peak_memory()
     recorder.config, recorder.lines = built.config, built.lines
     with display:
         run = fit(
@@ -229,12 +230,13 @@ def _train(
             checkpoints=checkpoints,
             **built.arguments,
         )
-    summary = run.summary | built.facts | {"peak_memory_bytes": _peak_memory()}
+    summary = run.summary | built.facts | {"peak_memory_bytes": peak_memory()}
     scored = [r for r in run.history if r.get("test_accuracy") is not None]
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)
     measured = {"summary": summary, "final": run.history[-1], "best": best}
     measured["machine"] = results.machine(jax.devices())
-    score = max(map(score_of, run.history), key=_finite)
+    scores = [score for score in map(score_of, run.history) if math.isfinite(score)]
+    score = max(scores, default=math.nan)
     return Outcome(run.status, run.reason, score=score), measured
 
 
@@ -296,25 +298,3 @@ def _reason(error: Exception) -> str:
 
 def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _finite(score: float) -> float:
-    return score if math.isfinite(score) else -math.inf
-
-
-def _reset_peak_memory() -> None:
-    """Start a new high-water mark, where the system can: jobs share a process."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def _peak_memory() -> int | None:
-    """The process's high-water mark in bytes; None where the system has none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    kilobytes = [line.split()[1] for line in lines if line.startswith("VmHWM")]
-    return 1024 * int(kilobytes[0]) if kilobytes else None

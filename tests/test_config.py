@@ -11,7 +11,7 @@ from composed import build, compose
 from omegaconf import OmegaConf
 
 import parsgd
-from parsgd import UserError, cluster, config
+from parsgd import UserError, config
 from parsgd.choices import conf_dir
 from parsgd.data.dataset import Dataset, Split, as_floats
 from parsgd.targets import call, named_packages
@@ -293,18 +293,3 @@ def test_nested_calls_reach_a_strategy():
     made = call(node, "strategy", optax.sgd(0.1))
     assert isinstance(made, parsgd.Strategy)
     made.init({"w": jax.numpy.zeros(3)})
-
-
-def test_J10_two_launches_have_two_folders():
-    folders = set()
-    for _ in range(2):
-        cluster.start(cluster.Settings())  # as each command does
-        made = compose(return_hydra_config=True)
-        folders |= {made.hydra.run.dir, made.hydra.sweep.dir}
-    assert len(folders) == 4
-
-
-@pytest.mark.parametrize("policy", ["keep", "average", "reset"])
-def test_C8_the_policy_for_momentum_is_said(policy):
-    made = build("strategy=local_sgd", f"strategy.momentum={policy}", "workers=2")
-    assert f"local optimizer's state at the end of a round: {policy}" in made.lines

@@ -9,8 +9,10 @@ import time
 
 import pytest
 from command_line import SHORT, command, in_new_process  # noqa: F401
+from composed import compose
 
 import parsgd.report
+from parsgd import cluster
 from parsgd.sweep import make_devices
 
 SWEEP = ("train", "-m", "hydra.sweep.dir=sweep", *SHORT)
@@ -167,3 +169,12 @@ def test_devices_suffice_for_the_largest_job(monkeypatch, wanted, expected):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     make_devices(wanted)
     assert asked == [expected]
+
+
+def test_J10_two_launches_have_two_folders():
+    folders = set()
+    for _ in range(2):
+        cluster.start(cluster.Settings())  # as each command does
+        made = compose(return_hydra_config=True)
+        folders |= {made.hydra.run.dir, made.hydra.sweep.dir}
+    assert len(folders) == 4

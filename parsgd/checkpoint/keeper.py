@@ -18,6 +18,7 @@ from parsgd.checkpoint.settings import Checkpoints, FolderError, check
 from parsgd.core import TrainState
 from parsgd.engine import Engine
 from parsgd.errors import UserError
+from parsgd.evaluate import score_of
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
@@ -280,14 +281,6 @@ class _Saving(Keeper):
         late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
         words = cluster.exchange("checkpoint", f"{self._asked:d}{late:d}")
         return any(word[0] == "1" for word in words), words[0][1] == "1"
-
-
-def score_of(record: Mapping[str, Any]) -> float:
-    """What ranks an evaluation: accuracy, or the loss with its sign turned."""
-    accuracy = record.get("test_accuracy")
-    if accuracy is not None:
-        return accuracy
-    return -record.get("test_loss", math.nan)
 
 
 def _by_the_first(act: Callable[[], None]) -> None:
