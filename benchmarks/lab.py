@@ -16,7 +16,7 @@ where it was.
 import argparse
 import json
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks import lab_table, measure
@@ -104,7 +104,10 @@ def main() -> None:
     if options.again:
         store = {"cells": {} if store.get("settings") != settings else store["cells"]}
     machine = measure.machine()
-    machine["versions"] |= {name: version(name) for name in ("parsgd", "torch")}
+    try:
+        machine["versions"] |= {name: version(name) for name in ("parsgd", "torch")}
+    except PackageNotFoundError as error:
+        parser.error(f"{error.name} is needed, to compare with: pip install torch")
     store |= {"settings": settings, "machine": machine}
     chosen = [cell for cell in cells(options) if options.only in cell.name]
     if not chosen:

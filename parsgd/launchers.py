@@ -1,5 +1,6 @@
 """Sweeps whose jobs run in other processes, started by one of Hydra's launchers."""
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from parsgd import cluster
 from parsgd.errors import UserError
 from parsgd.slots import share
 
-BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
+BASIC, JOBLIB, SLURM = "BasicLauncher", "JoblibLauncher", "SlurmLauncher"
 
 
 def elsewhere(hydra: Any) -> bool:
@@ -46,6 +47,11 @@ def check(hydra: Any) -> None:
             f"{hydra.launcher._target_} starts a process for each job, and this "
             f"command runs in {cluster.processes()} processes already: leave out "
             "hydra/launcher, or start one"
+        )
+    if hydra.launcher._target_.endswith(f".{SLURM}") and not shutil.which("srun"):
+        raise UserError(
+            "hydra/launcher=slurm: there is no srun here; run the command where "
+            "Slurm's are, or take hydra/launcher=processes for jobs on this machine"
         )
     if not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return

@@ -173,22 +173,27 @@ def test_saving_every_so_many_rounds_and_at_the_end(tmp_path, monkeypatch):
 
 
 class Asked(Watcher):
-    """Gets SIGTERM in the first round."""
+    """Gets a signal in the first round."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
 
     def progress(self, step, steps, record):
         if not self.at:
             self.at = record["round"]
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(self.number)
 
 
-def test_sigterm_saves_and_ends_with_143(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capsys, number):
     share_engines(monkeypatch)
     whole = fit(tmp_path / "whole")
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
-        fit(tmp_path / "run", every=100, watcher=Asked())
-    assert ended.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+        fit(tmp_path / "run", every=100, watcher=Asked(number))
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is before
     assert "round 1 is saved" in capsys.readouterr().err
     run = fit(tmp_path / "run", every=100)
     assert_same_state(tmp_path / "run", tmp_path / "whole")

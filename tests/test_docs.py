@@ -17,7 +17,7 @@ from command_line import SHORT, command  # noqa: F401
 from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, named, read
 
 import parsgd
-from parsgd import config, sweep
+from parsgd import cluster, config, rendezvous, sweep
 from parsgd.choices import choices, conf_dir
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -37,6 +37,8 @@ def test_K5_python_blocks_run(path, tmp_path, monkeypatch):
 @each_document
 def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(sweep, "show_report", lambda *args: 0)
+    # There are no other processes to join; whether it could be tried is checked.
+    monkeypatch.setattr(cluster, "start", rendezvous.arguments)
     (tmp_path / "my_conf").mkdir()
     for block in blocks(path):
         if block.file:

@@ -76,6 +76,9 @@ def hydra(name, **more):
 
 
 def test_launchers_that_cannot_be_are_refused(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(UserError, match="there is no srun here"):
+        launchers.check(hydra("SlurmLauncher"))
     with pytest.raises(UserError, match="n_jobs=1"):
         launchers.check(hydra("JoblibLauncher", n_jobs=1))
     launchers.check(hydra("JoblibLauncher", n_jobs=2))

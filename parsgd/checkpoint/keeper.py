@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
-from parsgd.checkpoint.asked import ENDED, on_sigterm
+from parsgd.checkpoint.asked import on_request
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.settings import Checkpoints, FolderError, check
 from parsgd.core import TrainState
@@ -100,7 +101,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         stack.enter_context(quiet())
         keeper = _Saving(settings, folder)
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
-        stack.enter_context(on_sigterm(keeper.ask_to_end))
+        stack.enter_context(on_request(keeper.ask_to_end))
         try:
             yield keeper
         except BaseException:
@@ -120,7 +121,8 @@ class _Saving(Keeper):
         self._history: Sequence[Mapping[str, Any]] = ()
         self._saved: int | None = None  # round of the newest checkpoint
         self._last = time.monotonic()
-        self._asked = self._late = False
+        self._asked: int = 0  # the signal that asked this process to end
+        self._late = False
 
     def look(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -217,7 +219,7 @@ class _Saving(Keeper):
             save()
         if asked:
             self.store.wait()
-            raise SystemExit(self._goodbye())
+            raise SystemExit(self._goodbye(asked))
 
     def evaluated(self, round: int, save: Callable[[], None]) -> None:
         if self.settings.keep_best or self._due(round):
@@ -253,34 +255,37 @@ class _Saving(Keeper):
         ranked = sorted(found, key=lambda step: (-found[step], step))
         return {*ranked[: self.settings.keep_best]}
 
-    def ask_to_end(self) -> None:
-        """Called when the process gets SIGTERM; the second time it ends at once."""
+    def ask_to_end(self, number: signal.Signals) -> None:
+        """Called when the process gets such a signal; the second time it ends."""
         if self._asked:
-            raise SystemExit(ENDED)
-        self._asked = True
+            raise SystemExit(128 + number)
+        self._asked = number
 
-    def _goodbye(self) -> int:
+    def _goodbye(self, number: int) -> int:
+        """Say what is kept; the exit code, as a shell would report it."""
         kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
-        if not cluster.is_first():
-            return ENDED
-        print(
-            f"parsgd: asked to end (SIGTERM): {kept} in {self._folder}; the same "
-            "command in the same folder goes on",
-            file=sys.stderr,
-            flush=True,
-        )
-        return ENDED
+        command = f"parsgd train resume={self._folder.parent}"
+        again = command if self.settings.config else "the same script"
+        if cluster.is_first():
+            print(
+                f"parsgd: asked to end ({signal.Signals(number).name}): {kept} in "
+                f"{self._folder}; {again} goes on",
+                file=sys.stderr,
+                flush=True,
+            )
+        return 128 + number
 
     def _due(self, round: int) -> bool:
         every = self.settings.every_rounds
         return self._late or (every is not None and round % every == 0)
 
-    def _agreed(self) -> tuple[bool, bool]:
-        """Whether any process was asked to end; whether it is late, says the first."""
+    def _agreed(self) -> tuple[int, bool]:
+        """The signal that asked any process to end, or 0; and whether it is late."""
         minutes = self.settings.every_minutes
         late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
-        words = cluster.exchange("checkpoint", f"{self._asked:d}{late:d}")
-        return any(word[0] == "1" for word in words), words[0][1] == "1"
+        words = cluster.exchange("checkpoint", f"{self._asked:d} {late:d}")
+        signals, lates = zip(*(map(int, word.split()) for word in words), strict=True)
+        return max(signals), bool(lates[0])
 
 
 def _by_the_first(act: Callable[[], None]) -> None:
