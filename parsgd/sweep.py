@@ -61,6 +61,9 @@ class Sweep(Callback):
         try:
             launchers.check(config.hydra)
             jobs = sweep_jobs(config)
+            if jobs is None and self._dry_run:
+                print("hydra/sweeper chooses each job by those before: none to list")
+                raise SystemExit(0)
             if jobs is None:
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)

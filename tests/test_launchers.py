@@ -50,6 +50,12 @@ def test_submitit_runs_jobs_on_this_machine(tmp_path):
     assert "2 of 2 jobs completed" in done.stdout
 
 
+def test_a_dry_run_of_a_search_runs_nothing(tmp_path):
+    done = sweep(tmp_path, "hydra/sweeper=search", "--dry-run", "workers=choice(1,2)")
+    assert done.returncode == 0 and "none to list" in done.stdout
+    assert not [*tmp_path.rglob("result.json")]
+
+
 @pytest.mark.slow
 def test_a_search_maximises_the_accuracy(tmp_path):
     rates = "optimizer.learning_rate=choice(0.0001,0.2)"
