@@ -48,6 +48,7 @@ def start(settings: Settings) -> None:
     # another, and then they exchange what does not belong together.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} {SAME_ORDER}".strip()
+    _wake_without_preempting()
     # Otherwise JAX aborts the process before it can say who is gone.
     jax.config.update("jax_enable_recoverability", True)
     # It would take SIGTERM for itself.
@@ -74,6 +75,20 @@ def start(settings: Settings) -> None:
     finally:
         patience.cancel()
     _watch.start(_client(), process(), processes(), settings.timeout)
+
+
+def _wake_without_preempting() -> None:
+    """Let no thread of this process interrupt another because it was woken.
+
+    Threads started from here on take it over. gloo's reading thread wakes while the
+    thread that sends still holds the connection's lock, and then spins until the
+    scheduler's next tick: on one core each collective takes 4 ms instead of 0.15 ms,
+    on two about 1 ms instead of 0.2 ms.
+    """
+    if not hasattr(os, "SCHED_BATCH"):  # as on macOS
+        return
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _give_up(message: str) -> None:
