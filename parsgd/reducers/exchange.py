@@ -24,6 +24,10 @@ from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes, pays
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
+from parsgd.reducers.stripes import stripes_of, unstriped
+
+Arrays = dict[str, jax.Array]
+Keys = dict[str, jax.Array | None]
 
 UNROLLED = 16  # decoded one after the other in the program; more in a loop
 
@@ -107,22 +111,21 @@ class Exchange(NamedTuple):
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
             paths.check("owner's residual", state.owner_error, stripes)
-        mean, sent, owed = {}, {}, {}
-        for number, (path, v) in enumerate(sorted(arrays.items())):
-            key = self._key(state.step, number)
-            v = _shown(v)
-            if self.two_sided:
-                mean[path], sent[path], owed[path] = self._two_sided(
-                    v, key, state.owner_error[path]
-                )
-            else:
-                mean[path], sent[path] = _one_sided(self.compressor, v, key)
+        keys = {p: self._key(state.step, i) for i, p in enumerate(sorted(arrays))}
+        arrays = {path: _shown(arrays[path]) for path in keys}
+        # All are encoded, then all sent, then all decoded: links pay for each message.
+        if self.two_sided:
+            mean, sent, owed = self._two_sided(arrays, keys, state.owner_error)
+        elif self.compressor.sums:
+            mean, sent, owed = *_summed(self.compressor, arrays, keys), {}
+        else:
+            mean, sent, owed = *_gathered(self.compressor, arrays, keys), {}
         return mean, sent, ExchangeState(state.step + 1, owed)
 
     def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Zeros in the shape of a stripe of each array."""
         return {
-            path: jnp.zeros(_stripes(x, comm.world()).shape[1:], jnp.float32)
+            path: jnp.zeros(stripes_of(x, comm.world()).shape[1:], jnp.float32)
             for path, x in arrays.items()
         }
 
@@ -136,25 +139,36 @@ class Exchange(NamedTuple):
         if not self.two_sided:
             return payload_bytes(self.compressor, x)
         spec = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        stripes = jax.eval_shape(lambda v: _stripes(v, comm.world()), spec)
+        stripes = jax.eval_shape(lambda v: stripes_of(v, comm.world()), spec)
         one = jax.ShapeDtypeStruct(stripes.shape[1:], jnp.float32)
         return comm.world() * payload_bytes(self.compressor, one)
 
-    def _two_sided(self, v, key, owed):
-        encode, decode = self.compressor.encode, self.compressor.decode
-        stripes = _stripes(v, comm.world())
-        like = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
-        keys = None if key is None else jax.random.split(key, comm.world() + 1)
-        own = None if keys is None else keys[1:]
-        payload = jax.vmap(encode)(stripes, own)
-        sent = jax.vmap(lambda p, k: decode(p, like, k))(payload, own)
-        mine = mean_of_decoded(self.compressor, comm.all_to_all(payload), like, None)
-        total = _shown(mine + owed)
-        again = encode(total, None if keys is None else keys[0])
-        left = total - decode(again, like, None)
-        left = paths.keep_unless(paths.finite(left), left, owed)
-        stripes = jax.vmap(lambda p: decode(p, like, None))(comm.gather(again))
-        return _unstriped(stripes, v), _unstriped(sent, v), left
+    def _two_sided(self, arrays: Arrays, keys: Keys, owner_error: Arrays) -> tuple:
+        code, world = self.compressor, comm.world()
+        like, payload, sent, answer, left = {}, {}, {}, {}, {}
+        drawn = {
+            path: (None, None) if key is None else _split(key, world)
+            for path, key in keys.items()
+        }
+        for path, v in arrays.items():
+            stripes = stripes_of(v, world)
+            one = like[path] = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
+            own = drawn[path][1]
+            payload[path] = jax.vmap(code.encode)(stripes, own)
+            decoded = jax.vmap(lambda p, k, one=one: code.decode(p, one, k))
+            sent[path] = unstriped(decoded(payload[path], own), v)
+        for path, mine in comm.all_to_all(payload).items():
+            owed = owner_error[path]
+            total = _shown(mean_of_decoded(code, mine, like[path], None) + owed)
+            answer[path] = code.encode(total, drawn[path][0])
+            rest = total - code.decode(answer[path], like[path], None)
+            left[path] = paths.keep_unless(paths.finite(rest), rest, owed)
+        mean = {}
+        for path, all_stripes in comm.gather(answer).items():
+            one = like[path]
+            decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
+            mean[path] = unstriped(decoded(all_stripes), arrays[path])
+        return mean, sent, left
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
         """For the array of that number, by sorted path; None if nothing is drawn."""
@@ -215,19 +229,35 @@ def _shown(v: jax.Array) -> jax.Array:
     return jnp.where(paths.finite(v), v, jnp.nan)
 
 
-def _one_sided(compressor: Compressor, v: jax.Array, key) -> tuple:
-    if compressor.sums:
-        # Scaled before it is encoded: a sum of W half-precision numbers may overflow,
-        # and what underflows belongs to the residual.
-        share = compressor.encode(v / comm.world(), key)
-        sent = comm.world() * compressor.decode(share, v, key)
-        return compressor.decode(comm.total(share), v, key), sent
-    payload = compressor.encode(v, key)
-    sent = compressor.decode(payload, v, key)
+def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
+    """``(mean, sent)`` by a linear code."""
+    encode, decode = compressor.encode, compressor.decode
+    # Scaled before it is encoded: a sum of W half-precision numbers may overflow, and
+    # what underflows belongs to the residual.
+    share = {p: encode(v / comm.world(), keys[p]) for p, v in arrays.items()}
+    total = comm.total(share)
+    mean = {p: decode(total[p], v, keys[p]) for p, v in arrays.items()}
+    sent = {p: comm.world() * decode(share[p], v, keys[p]) for p, v in arrays.items()}
+    return mean, sent
+
+
+def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
+    """``(mean, sent)`` by any code."""
+    payload = {p: compressor.encode(v, keys[p]) for p, v in arrays.items()}
+    sent = {p: compressor.decode(payload[p], v, keys[p]) for p, v in arrays.items()}
     if comm.world() == 1:
         return sent, sent
-    gathered = comm.gather(payload)
-    return mean_of_decoded(compressor, gathered, v, key), sent
+    mean = {
+        path: mean_of_decoded(compressor, payloads, arrays[path], keys[path])
+        for path, payloads in comm.gather(payload).items()
+    }
+    return mean, sent
+
+
+def _split(key: jax.Array, world: int) -> tuple[jax.Array, jax.Array]:
+    """A key for the answer, and one for each stripe."""
+    keys = jax.random.split(key, world + 1)
+    return keys[0], keys[1:]
 
 
 def mean_of_decoded(
@@ -258,20 +288,3 @@ def mean_of_decoded(
     # One addition after the other fuses with the decoding.
     first, *rest = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
     return functools.reduce(added, rest, decode(first, like, key)) / workers
-
-
-def _stripes(x: jax.Array, workers: int) -> jax.Array:
-    """An array's columns in W equal parts, ``[W, rows, columns / W]``, zeros added.
-
-    Columns (all that feeds one output) stay whole; a vector's entries are its columns.
-    """
-    rows = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
-    width = -(-rows.shape[1] // workers)
-    rows = jnp.pad(rows, ((0, 0), (0, workers * width - rows.shape[1])))
-    return rows.reshape(len(rows), workers, width).swapaxes(0, 1)
-
-
-def _unstriped(stripes: jax.Array, like: jax.Array) -> jax.Array:
-    rows = stripes.swapaxes(0, 1).reshape(stripes.shape[1], -1)
-    columns = like.shape[-1] if like.ndim else 1
-    return rows[:, :columns].reshape(like.shape)

@@ -125,24 +125,26 @@ def power_sgd(
             paths.check("residual", state.error, gradient)
         if warm_start:
             paths.check("Q", state.q, jax.eval_shape(first_q, gradient))
-        out: paths.Arrays = comm.mean(raw)
+        owed = state.error if feedback else dict.fromkeys(gradient, 0.0)
+        total = {p: g.astype(jnp.float32) + owed[p] for p, g in gradient.items()}
+        start = {
+            p: state.q[p] if warm_start else random_q(total[p], state.step, i)
+            for i, p in enumerate(sorted(gradient))
+        }
+        product, q, raw = _approximate(total, start, raw, iterations)
+        # In the gradient's own type, so that the residual holds its rounding too.
+        out = {p: product[p].astype(g.dtype) for p, g in gradient.items()}
         error, kept = {}, {}
-        for number, (path, g) in enumerate(sorted(gradient.items())):
-            old = state.error[path] if feedback else 0.0
-            start = state.q[path] if warm_start else random_q(g, state.step, number)
-            total = g.astype(jnp.float32) + old
-            product, q = _approximate(
-                total.reshape(_matrix_shape(g)), start, iterations
-            )
-            # In the gradient's own type, so that the residual holds its rounding too.
-            out[path] = product.reshape(g.shape).astype(g.dtype)
-            good = paths.finite(product)
+        for path, v in total.items():
+            good = paths.finite(product[path])
             if feedback:
-                rest = total - out[path].astype(jnp.float32)
-                error[path] = jnp.where(good, rest, old)
+                rest = v - out[path].astype(jnp.float32)
+                error[path] = jnp.where(good, rest, owed[path])
             if warm_start:
-                kept[path] = jnp.where(good, q, start)
-        return paths.join(out, updates), PowerSGDState(error, kept, state.step + 1)
+                kept[path] = jnp.where(good, q[path], start[path])
+        return paths.join(out | raw, updates), PowerSGDState(
+            error, kept, state.step + 1
+        )
 
     return optax.GradientTransformation(init, update)
 
@@ -152,14 +154,28 @@ def _matrix_shape(x: Any) -> tuple[int, int]:
     return (x.size // n if n else 0, n)
 
 
-def _approximate(m: jax.Array, q: jax.Array, iterations: int) -> tuple:
-    """``(P Q^T, Q to start from)`` for the workers' mean of ``m``."""
+def _approximate(
+    total: paths.Arrays, start: paths.Arrays, raw: paths.Arrays, iterations: int
+) -> tuple[paths.Arrays, paths.Arrays, paths.Arrays]:
+    """``P Q^T`` for the workers' mean of each array, Q to start from, and raw means.
+
+    All P are averaged at once and then all Q, since links pay for each message.
+    """
     times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    p, right = jnp.zeros((m.shape[0], q.shape[1])), q
-    for _ in range(iterations):
+    m = {path: v.reshape(_matrix_shape(v)) for path, v in total.items()}
+    p, right, q = {}, {}, dict(start)
+    for number in range(iterations):
+        left = {path: times(m[path], q[path]) for path in m}
+        left, raw = comm.mean((left, raw)) if number == 0 else (comm.mean(left), raw)
         # QR and not Gram-Schmidt: it is orthonormal also for columns that are zero.
-        p = jnp.linalg.qr(comm.mean(times(m, q)))[0]
-        right = comm.mean(times(m.T, p))
-        largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
-        q = jnp.where(largest > 0, right / jnp.where(largest > 0, largest, 1.0), q)
-    return times(p, right.T), q
+        p = {path: jnp.linalg.qr(x)[0] for path, x in left.items()}
+        right = comm.mean({path: times(m[path].T, p[path]) for path in m})
+        q = {path: _scaled(right[path], q[path]) for path in m}
+    product = {k: times(p[k], right[k].T).reshape(v.shape) for k, v in total.items()}
+    return product, q, raw
+
+
+def _scaled(right: jax.Array, q: jax.Array) -> jax.Array:
+    """Columns by their largest entry; a column of zeros as it was."""
+    largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
+    return jnp.where(largest > 0, right / jnp.where(largest > 0, largest, 1.0), q)
