@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import flat32, total
-from parsgd.compressors.packing import alone
+from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
@@ -87,7 +87,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
 
     def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        positive = jnp.unpackbits(payload.bits, count=like.size)
+        positive = unpack_bits(payload.bits, count=like.size)
         rows = positive.reshape(-1, columns(like)) == 1
         v = jnp.where(rows, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
@@ -165,7 +165,7 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
 
     def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
         del key
-        bits = jnp.unpackbits(payload.bits, count=like.size)
+        bits = unpack_bits(payload.bits, count=like.size)
         v = jnp.where(bits == 1, payload.scale, -payload.scale)
         return v.reshape(like.shape).astype(like.dtype)
 
@@ -206,7 +206,7 @@ def sign(*, zero: str = "positive") -> Compressor:
 
     def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
         del key
-        bits = jnp.unpackbits(payload, count=like.size)
+        bits = unpack_bits(payload, count=like.size)
         v = jnp.where(bits == 1, 1.0, -1.0)
         return v.reshape(like.shape).astype(like.dtype)
 
