@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from benchmarks import measure
 from parsgd import compressors
 from parsgd.compressors import Compressor, payload_bytes
-from parsgd.reducers.exchange import mean_of_decoded
+from parsgd.reducers.decoding import mean_of_decoded
 
 CODES: dict[str, Callable[[], Compressor]] = {
     "one_bit": compressors.one_bit,

@@ -25,7 +25,8 @@ from parsgd.compressors import (
     top_k,
 )
 from parsgd.reducers import compressed_all_reduce, ef21, error_feedback
-from parsgd.reducers.exchange import exchange, mean_of_decoded
+from parsgd.reducers.decoding import mean_of_decoded
+from parsgd.reducers.exchange import exchange
 
 LEAF = one_bit(levels="leaf")
 

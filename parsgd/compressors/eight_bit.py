@@ -94,7 +94,9 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
         return v.reshape(like.shape).astype(like.dtype)
 
     contracts = not random or (block is not None and block < 4 * 127**2)
-    return Compressor(encode, decode, "linear_8bit", random, contracts=contracts)
+    return Compressor(
+        encode, decode, "linear_8bit", random, contracts=contracts, shows=True
+    )
 
 
 def dynamic_tree_values() -> np.ndarray:
@@ -200,4 +202,4 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
         v = map_groups(_from_tree, payload.codes, payload.scale, block, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "dynamic_tree_8bit")
+    return Compressor(encode, decode, "dynamic_tree_8bit", shows=True)

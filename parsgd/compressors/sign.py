@@ -92,7 +92,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
         v = jnp.where(rows, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "one_bit")
+    return Compressor(encode, decode, "one_bit", shows=True)
 
 
 PARTS = {
@@ -169,7 +169,7 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
         v = jnp.where(bits == 1, payload.scale, -payload.scale)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "scaled_sign")
+    return Compressor(encode, decode, "scaled_sign", shows=True)
 
 
 def sign(*, zero: str = "positive") -> Compressor:

@@ -94,4 +94,6 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         v = (codes.astype(jnp.int32) - 1).astype(jnp.float32) * payload.scale
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "terngrad", stochastic=True, contracts=False)
+    return Compressor(
+        encode, decode, "terngrad", stochastic=True, contracts=False, shows=True
+    )

@@ -55,7 +55,7 @@ def compressed_all_reduce(
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
         compressed, raw = channel.split(updates)
-        mean, _, state = channel.average(compressed, state)
+        mean, _, _, state = channel.average(compressed, state)
         return channel.join(mean, comm.mean(raw), updates), state
 
     return optax.GradientTransformation(init, update)

@@ -126,16 +126,19 @@ def dgc(
             out[path], u = _momentum(g, state.velocity[path], momentum, nesterov)
             velocity[path] = jnp.where(paths.finite(u), u, state.velocity[path])
         for path, g in gradient.items():
-            old = state.velocity[path], state.accumulated[path]
-            step, u = _momentum(g, old[0], momentum, nesterov)
-            v = old[1] + step
-            out[path], sent = _sparse_mean(v, density)
-            v = jnp.where(sent, 0.0, v)
-            u = jnp.where(sent, 0.0, u) if momentum_masking else u
+            step, velocity[path] = _momentum(g, velocity[path], momentum, nesterov)
+            accumulated[path] = state.accumulated[path] + step
+        mean, sent = _sparse_mean(accumulated, density)
+        for path in gradient:
+            u, v = velocity[path], jnp.where(sent[path], 0.0, accumulated[path])
+            u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
             # The average is equal on all workers, so they agree on whether to go on.
             velocity[path], accumulated[path] = paths.keep_unless(
-                paths.finite(out[path]), (u, v), old
+                paths.finite(mean[path]),
+                (u, v),
+                (state.velocity[path], state.accumulated[path]),
             )
+        out |= mean
         return paths.join(out, updates), DGCState(velocity, accumulated)
 
     return optax.GradientTransformation(init, update)
@@ -148,10 +151,11 @@ def _momentum(g: jax.Array, u: jax.Array, m: float, nesterov: bool) -> tuple:
     return (m * u + g if nesterov else u), u
 
 
-def _sparse_mean(v: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
-    """Mean of what the workers send of v, and where this one sent something."""
+def _sparse_mean(arrays: paths.Arrays, density: float) -> tuple[dict, dict]:
+    """Mean of what the workers send, and where this one sent something."""
     code = top_k(ratio=density)
-    if payload_bytes(code, v) >= v.nbytes:
-        return comm.mean(v), v != 0
-    mean, sent, _ = Exchange(code).average({"": v}, Exchange(code).init({}))
-    return mean[""], sent[""] != 0
+    sparse, dense = {}, {}
+    for path, v in arrays.items():
+        (sparse if payload_bytes(code, v) < v.nbytes else dense)[path] = v
+    mean, sent, _, _ = Exchange(code).average(sparse, Exchange(code).init({}))
+    return mean | comm.mean(dense), {p: x != 0 for p, x in (sent | dense).items()}

@@ -13,7 +13,6 @@ two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is, as
 long as an array has at least W columns: stripes are whole columns.
 """
 
-import functools
 import zlib
 from typing import Any, NamedTuple
 
@@ -24,12 +23,11 @@ from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes, pays
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
+from parsgd.reducers.decoding import finite_mean, mean_of_decoded, shown
 from parsgd.reducers.stripes import stripes_of, unstriped
 
 Arrays = dict[str, jax.Array]
 Keys = dict[str, jax.Array | None]
-
-UNROLLED = 16  # decoded one after the other in the program; more in a loop
 
 
 class ExchangeState(NamedTuple):
@@ -43,6 +41,22 @@ class ExchangeState(NamedTuple):
 
     step: jax.Array
     owner_error: dict[str, jax.Array]
+
+
+class Averaged(NamedTuple):
+    """What became of arrays, by path.
+
+    Attributes:
+        mean: The average of what all workers sent, the same bits on all of them.
+        sent: What this worker's own payload stands for.
+        good: Whether the average is finite, the same on all workers.
+        state: To go on with.
+    """
+
+    mean: Arrays
+    sent: Arrays
+    good: dict[str, jax.Array]
+    state: ExchangeState
 
 
 class Exchange(NamedTuple):
@@ -102,25 +116,27 @@ class Exchange(NamedTuple):
             start += x.size
         return jax.tree.unflatten(structure, parts)
 
-    def average(self, arrays: dict[str, jax.Array], state: ExchangeState) -> tuple:
-        """``(mean, sent, state)`` of this worker's arrays, by path.
+    def average(self, arrays: Arrays, state: ExchangeState) -> Averaged:
+        """The workers' average of their arrays, by path.
 
-        ``sent`` is what the worker's own payloads stand for. An array that is not
-        finite is sent as one that is nowhere, so that all workers see it.
+        Where a worker's array is not finite the average is not either.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
             paths.check("owner's residual", state.owner_error, stripes)
         keys = {p: self._key(state.step, i) for i, p in enumerate(sorted(arrays))}
-        arrays = {path: _shown(arrays[path]) for path in keys}
+        # All owners of stripes must see what is wrong with one.
+        hides = self.two_sided or not self.compressor.shows
+        arrays = {p: shown(arrays[p]) if hides else arrays[p] for p in keys}
         # All are encoded, then all sent, then all decoded: links pay for each message.
+        owed: Arrays = {}
         if self.two_sided:
-            mean, sent, owed = self._two_sided(arrays, keys, state.owner_error)
+            mean, sent, good, owed = self._two_sided(arrays, keys, state.owner_error)
         elif self.compressor.sums:
-            mean, sent, owed = *_summed(self.compressor, arrays, keys), {}
+            mean, sent, good = _summed(self.compressor, arrays, keys)
         else:
-            mean, sent, owed = *_gathered(self.compressor, arrays, keys), {}
-        return mean, sent, ExchangeState(state.step + 1, owed)
+            mean, sent, good = _gathered(self.compressor, arrays, keys)
+        return Averaged(mean, sent, good, ExchangeState(state.step + 1, owed))
 
     def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Zeros in the shape of a stripe of each array."""
@@ -159,16 +175,17 @@ class Exchange(NamedTuple):
             sent[path] = unstriped(decoded(payload[path], own), v)
         for path, mine in comm.all_to_all(payload).items():
             owed = owner_error[path]
-            total = _shown(mean_of_decoded(code, mine, like[path], None) + owed)
+            total = shown(mean_of_decoded(code, mine, like[path], None) + owed)
             answer[path] = code.encode(total, drawn[path][0])
             rest = total - code.decode(answer[path], like[path], None)
             left[path] = paths.keep_unless(paths.finite(rest), rest, owed)
-        mean = {}
+        mean, good = {}, {}
         for path, all_stripes in comm.gather(answer).items():
             one = like[path]
             decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
             mean[path] = unstriped(decoded(all_stripes), arrays[path])
-        return mean, sent, left
+            good[path] = finite_mean(code, all_stripes, mean[path])
+        return mean, sent, good, left
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
         """For the array of that number, by sorted path; None if nothing is drawn."""
@@ -221,16 +238,8 @@ def _bucket(tree: Any) -> str:
     return f"bucket {zlib.crc32(' '.join(parts).encode()):08x}"
 
 
-def _shown(v: jax.Array) -> jax.Array:
-    """An array that is not finite is so everywhere.
-
-    Codes that choose entries would leave a NaN behind, unseen by the other workers.
-    """
-    return jnp.where(paths.finite(v), v, jnp.nan)
-
-
 def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
-    """``(mean, sent)`` by a linear code."""
+    """``(mean, sent, good)`` by a linear code."""
     encode, decode = compressor.encode, compressor.decode
     # Scaled before it is encoded: a sum of W half-precision numbers may overflow, and
     # what underflows belongs to the residual.
@@ -238,53 +247,24 @@ def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
     total = comm.total(share)
     mean = {p: decode(total[p], v, keys[p]) for p, v in arrays.items()}
     sent = {p: comm.world() * decode(share[p], v, keys[p]) for p, v in arrays.items()}
-    return mean, sent
+    return mean, sent, {path: paths.finite(x) for path, x in mean.items()}
 
 
 def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
-    """``(mean, sent)`` by any code."""
+    """``(mean, sent, good)`` by any code."""
     payload = {p: compressor.encode(v, keys[p]) for p, v in arrays.items()}
     sent = {p: compressor.decode(payload[p], v, keys[p]) for p, v in arrays.items()}
-    if comm.world() == 1:
-        return sent, sent
-    mean = {
-        path: mean_of_decoded(compressor, payloads, arrays[path], keys[path])
-        for path, payloads in comm.gather(payload).items()
-    }
-    return mean, sent
+    gathered, mean = comm.gather(payload), sent
+    if comm.world() > 1:
+        mean = {
+            path: mean_of_decoded(compressor, payloads, arrays[path], keys[path])
+            for path, payloads in gathered.items()
+        }
+    good = {p: finite_mean(compressor, gathered[p], v) for p, v in mean.items()}
+    return mean, sent, good
 
 
 def _split(key: jax.Array, world: int) -> tuple[jax.Array, jax.Array]:
     """A key for the answer, and one for each stripe."""
     keys = jax.random.split(key, world + 1)
     return keys[0], keys[1:]
-
-
-def mean_of_decoded(
-    compressor: Compressor, payloads: Any, like: Any, key: jax.Array | None
-) -> jax.Array:
-    """Average of what W payloads ``[W, ...]`` stand for.
-
-    They are added one after the other, so that all workers get the same bits.
-
-    Args:
-        compressor: The code.
-        payloads: As `parsgd.comm.gather` stacks them.
-        like: Has the shape and type of the average.
-        key: What all of them were encoded with, if they share it.
-    """
-    decode, add = compressor.decode, compressor.add
-
-    def added(total: jax.Array, payload: Any) -> jax.Array:
-        if add is None:
-            return total + decode(payload, like, key)
-        return add(total, payload, key)
-
-    workers = len(jax.tree.leaves(payloads)[0])
-    if workers > UNROLLED:
-        zero = jnp.zeros(like.shape, like.dtype)
-        total, _ = jax.lax.scan(lambda t, p: (added(t, p), None), zero, payloads)
-        return total / workers
-    # One addition after the other fuses with the decoding.
-    first, *rest = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
-    return functools.reduce(added, rest, decode(first, like, key)) / workers

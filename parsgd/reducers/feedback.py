@@ -90,12 +90,10 @@ def error_feedback(
         gradient, raw = channel.split(updates)
         paths.check("residual", state.error, gradient)
         total = {path: g + state.error[path] for path, g in gradient.items()}
-        mean, sent, inner = channel.average(total, state.exchange)
+        mean, sent, good, inner = channel.average(total, state.exchange)
         # The average is equal on all workers, so they agree on whether to go on.
         error = {
-            path: paths.keep_unless(
-                paths.finite(mean[path]), v - sent[path], state.error[path]
-            )
+            path: paths.keep_unless(good[path], v - sent[path], state.error[path])
             for path, v in total.items()
         }
         reduced = channel.join(mean, comm.mean(raw), updates)
@@ -142,7 +140,7 @@ def ef21(
         gradient, raw = channel.split(updates)
         paths.check("estimate", state.estimate, gradient)
         change = {path: g - state.estimate[path] for path, g in gradient.items()}
-        mean, sent, inner = channel.average(change, state.exchange)
+        mean, sent, _, inner = channel.average(change, state.exchange)
         # The estimates' average needs no message: it moves by the average change.
         moved = {path: h + mean[path] for path, h in state.mean.items()}
         kept, estimate = {}, {}

@@ -1,0 +1,60 @@
+"""What workers decode of payloads: the average, and whether it is finite."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from parsgd.compressors import Compressor
+from parsgd.reducers import paths
+
+UNROLLED = 16  # decoded one after the other in the program; more in a loop
+
+
+def shown(v: jax.Array) -> jax.Array:
+    """An array that is not finite is so everywhere.
+
+    Codes that choose entries would leave a NaN behind, unseen by the other workers.
+    """
+    return jnp.where(paths.finite(v), v, jnp.nan)
+
+
+def finite_mean(compressor: Compressor, payloads: Any, mean: jax.Array) -> jax.Array:
+    """Whether an average is finite, of which ``[W, ...]`` payloads were gathered."""
+    if not compressor.shows:
+        return paths.finite(mean)
+    floats = [x for x in jax.tree.leaves(payloads) if x.dtype == jnp.float32]
+    largest = [jnp.max(jnp.abs(x), axis=range(1, x.ndim)) for x in floats if x.size]
+    # The sum too must be finite, before it is divided by W.
+    return paths.finite(*(jnp.sum(x) for x in largest))
+
+
+def mean_of_decoded(
+    compressor: Compressor, payloads: Any, like: Any, key: jax.Array | None
+) -> jax.Array:
+    """Average of what W payloads ``[W, ...]`` stand for.
+
+    They are added one after the other, so that all workers get the same bits.
+
+    Args:
+        compressor: The code.
+        payloads: As `parsgd.comm.gather` stacks them.
+        like: Has the shape and type of the average.
+        key: What all of them were encoded with, if they share it.
+    """
+    decode, add = compressor.decode, compressor.add
+
+    def added(total: jax.Array, payload: Any) -> jax.Array:
+        if add is None:
+            return total + decode(payload, like, key)
+        return add(total, payload, key)
+
+    workers = len(jax.tree.leaves(payloads)[0])
+    if workers > UNROLLED:
+        zero = jnp.zeros(like.shape, like.dtype)
+        total, _ = jax.lax.scan(lambda t, p: (added(t, p), None), zero, payloads)
+        return total / workers
+    # One addition after the other fuses with the decoding.
+    first, *rest = (jax.tree.map(lambda p, w=w: p[w], payloads) for w in range(workers))
+    return functools.reduce(added, rest, decode(first, like, key)) / workers
