@@ -56,7 +56,10 @@ def _start(options: argparse.Namespace) -> tuple[int, Callable]:
         distributed.init_process_group(
             "gloo", init_method=where, rank=rank, world_size=world
         )
-        net = DistributedDataParallel(net)
+        # PowerSGD sends again when an answer has come. With several buckets the order
+        # of that differs between processes, and with gloo they wait for each other.
+        bucket = 100 if options.hook == "powersgd" else None
+        net = DistributedDataParallel(net, bucket_cap_mb=bucket)
         _register(net, options.hook)
     torch.manual_seed(1000 * options.seed + rank)  # dropout differs between workers
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr)

@@ -20,6 +20,7 @@ from parsgd import network
 
 ROOT = Path(__file__).parent.parent
 BATCH, LR, LOCAL_STEPS = 32, 0.1, 16
+PATIENCE = 900  # seconds for one run
 BUSY = 0.05  # share of the machine that others may take
 
 
@@ -186,14 +187,21 @@ def _lab(options: list, words: list, folder: str) -> None:
 
 def _run(command: list, folder: str) -> None:
     more = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    run = subprocess.Popen(
         [str(word) for word in command],
         env=os.environ | more | {"LAB_FOLDER": folder},
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    if done.returncode:
-        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-6:]))
+    try:
+        said = run.communicate(timeout=PATIENCE)[1]
+    except subprocess.TimeoutExpired as error:
+        run.terminate()  # it takes its links down
+        run.communicate()
+        raise RuntimeError(f"not done after {PATIENCE} s") from error
+    if run.returncode:
+        raise RuntimeError("\n".join(said.strip().splitlines()[-6:]))
 
 
 def disturbance(work: Callable[[], dict]) -> tuple[dict, float]:
