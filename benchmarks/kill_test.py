@@ -6,13 +6,18 @@ ends. Then the last checkpoints of both must be equal bit for bit, and so must t
 records but for the times. Every checkpoint that a kill leaves behind must be readable.
 
     python -m benchmarks.kill_test --kills 20 --seed 0
+    python -m benchmarks.kill_test --kills 30 --processes 2
+
+With several processes half of the kills hit one of them, and the others must end by
+themselves; the rest hit all at once.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +25,7 @@ import time
 from pathlib import Path
 
 import jax
+import psutil
 
 from parsgd.checkpoint.store import Store, quiet
 
@@ -30,22 +36,55 @@ STRATEGIES = {
     "post_local_sgd": ["strategy=post_local_sgd", "local_steps=4"],
 }
 COMMON = ["workers=4", "worker_batch=4", "optimizer=momentum", "evaluations=4"]
-COMMON += ["checkpoint.keep_last=3"]
+COMMON += ["checkpoint.keep_last=3", "cluster.timeout=20"]
 
 
-def start(folder: Path, overrides: list[str], every: int) -> subprocess.Popen:
+def start(
+    folder: Path, overrides: list[str], every: int, processes: int = 1
+) -> subprocess.Popen:
     """Start, or go on with, the run in ``folder``."""
-    command = [sys.executable, "-m", "parsgd.cli", "train", *COMMON, *overrides]
+    command = [sys.executable, "-m", "parsgd.cli"]
+    if processes > 1:
+        command += ["launch", "--processes", str(processes), "--grace", "60"]
+    command += ["train", *COMMON, *overrides]
     command += [f"checkpoint.rounds={every}", f"hydra.run.dir={folder}"]
     log = open(folder.with_suffix(".log"), "ab")  # noqa: SIM115
     return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def killed(folder: Path, overrides: list[str], kills: int, rng: random.Random) -> dict:
-    """Run with ``kills`` SIGKILLs; says where they fell."""
-    places = {"before": 0, "between": 0, "saving": 0, "after": 0}
-    for _ in range(kills):
-        process = start(folder, overrides, every=rng.choice([1, 2, 3]))
+def kill(run: subprocess.Popen, processes: int, rng: random.Random) -> None:
+    """SIGKILL for a run of one process, for one of several, or for all of them."""
+    family = [psutil.Process(run.pid)] if run.poll() is None else []
+    family += family[0].children(recursive=True) if family else []
+    victims = family
+    if processes > 1 and len(family) > processes and rng.random() < 0.5:
+        victims = [rng.choice(family[1:])]
+    for victim in victims:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    try:
+        code = run.wait(timeout=50)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(
+            f"{run.args}: a process was killed, the others go on"
+        ) from None
+    if code == 0 and victims:
+        print("(it was done before the signal came)")
+    _, alive = psutil.wait_procs(family, timeout=10)
+    if alive:
+        raise SystemExit(f"left behind: {[p.cmdline() for p in alive]}")
+
+
+def killed(
+    folder: Path, overrides: list[str], kills: int, rng: random.Random, processes: int
+) -> dict:
+    """Run with ``kills`` SIGKILLs; says where they fell.
+
+    A run that ends before all of them have fallen is begun anew.
+    """
+    places = {"before": 0, "between": 0, "saving": 0}
+    while sum(places.values()) < kills:
+        process = start(folder, overrides, rng.choice([1, 2, 3]), processes)
         before = newest(folder)
         aim_at_save = rng.random() < 0.6
         deadline = time.monotonic() + 120
@@ -58,13 +97,13 @@ def killed(folder: Path, overrides: list[str], kills: int, rng: random.Random) -
         if newest(folder) == before:
             where = "before"
         if process.poll() is not None:
-            where = "after"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+            if process.returncode:
+                raise SystemExit(f"it failed by itself: {folder.with_suffix('.log')}")
+            shutil.rmtree(folder)
+            continue
+        kill(process, processes, rng)
         places[where] += 1
-        if where == "after":
-            break
-    process = start(folder, overrides, every=2)
+    process = start(folder, overrides, 2, processes)
     if process.wait() != 0:
         raise SystemExit(f"the last try failed: see {folder.with_suffix('.log')}")
     log = folder.with_suffix(".log").read_text(errors="replace")
@@ -120,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=10, help="of each strategy")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="of a run")
     parser.add_argument("--samples", type=int, default=8_000, help="of each run")
     parser.add_argument("--only", nargs="*", choices=STRATEGIES, default=[*STRATEGIES])
     given = parser.parse_args()
@@ -128,11 +168,11 @@ def main() -> None:
         for name in given.only:
             overrides = [*STRATEGIES[name], f"samples={given.samples}"]
             whole, broken = Path(root, f"{name}-whole"), Path(root, f"{name}-killed")
-            if start(whole, overrides, every=10**6).wait() != 0:
+            if start(whole, overrides, 10**6, given.processes).wait() != 0:
                 raise SystemExit(whole.with_suffix(".log").read_text())
-            places = killed(broken, overrides, given.kills, rng)
+            places = killed(broken, overrides, given.kills, rng, given.processes)
             equal = same(whole, broken)
-            bad += not equal
+            bad += not equal or places["unreadable"] > 0
             told = ", ".join(f"{count} {place}" for place, count in places.items())
             print(f"{name}: {told}: {'equal' if equal else 'DIFFERENT'}", flush=True)
     raise SystemExit(bool(bad))

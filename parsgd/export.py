@@ -10,12 +10,13 @@ import numpy as np
 from omegaconf import DictConfig
 
 from parsgd.checkpoint import leaves
+from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store, quiet
 from parsgd.config import build
 from parsgd.core import Params, State, phases
 from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.evaluate import evaluator, score_of
+from parsgd.evaluate import evaluator
 from parsgd.placement import prepare
 from parsgd.plan import make_plan
 from parsgd.resume import CHECKPOINTS
@@ -127,8 +128,9 @@ def load(
 
 
 def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
-    chosen = _chosen(store, step)
+    chosen = store.chosen(step)
     meta = _read(store, chosen, store.meta)
+    check_format(meta, store.folder)
     if not meta["config"]:
         raise UserError(
             f"{store.folder} was saved by a script, whose strategy no config describes:"
@@ -144,31 +146,6 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
     state = leaves.unpack(template, arrays)
     params, model = engine.readout(state, meta["phase"])
     return Model(built.task, params, model, chosen, meta["config"])
-
-
-def _chosen(store: Store, step: str) -> int:
-    steps = store.steps()
-    if not steps:
-        raise UserError(
-            f"{store.folder} holds no checkpoint: runs save with checkpoint.rounds=N"
-        )
-    if step == "latest":
-        return steps[0]
-    if step == "best":
-        history = _read(store, steps[0], store.meta)["history"]
-        scored = [r for r in history if r["step"] in steps and score_of(r) > -np.inf]
-        if not scored:
-            raise UserError(
-                f"{store.folder}: no checkpoint was saved at an evaluation, so none is "
-                "known to be the best; checkpoint.keep_best=1 keeps it"
-            )
-        return max(scored, key=score_of)["step"]
-    if not step.isdigit() or int(step) not in steps:
-        raise UserError(
-            f"step={step}: {store.folder} holds the steps "
-            f"{', '.join(map(str, reversed(steps)))}; or say latest or best"
-        )
-    return int(step)
 
 
 def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:

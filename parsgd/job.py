@@ -5,7 +5,6 @@ import datetime
 import json
 import logging
 import math
-import os
 import shutil
 import traceback
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from parsgd import cluster, results
+from parsgd.alike import check_alike
+from parsgd.caching import cache_compilations
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.settings import FolderError
 from parsgd.config import Built, build, resolved
@@ -86,14 +87,16 @@ def run_job(
     display = Display(console)
     recorder = _Recorder(folder, display)
     config = _as_stored(cfg)
-    if done := cluster.agree("settled", _settled(folder, config)):
+    back = cfg.checkpoint.step != "latest"  # to before its end
+    if done := cluster.agree("settled", "" if back else _settled(folder, config)):
         return _skipped(folder, done)
     try:
+        check_alike(config, own=("cluster", "placement.devices", "debug"))
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
-        if done := cluster.agree("settled", _settled(folder, config)):
+        if done := cluster.agree("settled", "" if back else _settled(folder, config)):
             return _skipped(folder, done)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             display.say("its config has changed or it failed: it is run again")
@@ -139,20 +142,6 @@ def _agreed(outcome: Outcome) -> Outcome:
         return outcome
     reason = "; ".join([reasons[0], *others] if reasons[0] else others)
     return outcome._replace(status="failed", reason=reason, score=math.nan)
-
-
-def cache_compilations() -> None:
-    """Keep compiled programs in the user's cache folder, for the next job or process.
-
-    ``PARSGD_CACHE`` names another folder; a cache folder that JAX was told of stays.
-    """
-    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("PARSGD_CACHE") or Path(home) / "parsgd")
-    jax.config.update("jax_compilation_cache_dir", str(folder.expanduser() / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 class _Recorder(Observer):
@@ -208,6 +197,7 @@ def _checkpoints(
         every_minutes=node.minutes,
         keep_last=node.keep_last,
         keep_best=node.keep_best,
+        step=node.step,
         force=node.force,
         config=resolved(cfg),
         overrides=overrides,

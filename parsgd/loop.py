@@ -12,7 +12,7 @@ from parsgd.plan import Origin, Plan, Segment, after, segments, stretches
 from parsgd.tasks import Task
 
 if TYPE_CHECKING:
-    from parsgd.checkpoint.keeper import Keeper
+    from parsgd.checkpoint.base import Keeper
     from parsgd.train import Observer
 
 

@@ -64,7 +64,8 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
     """Arguments of ``jax.distributed.initialize``; None for one process.
 
     Raises:
-        UserError: Settings that contradict each other.
+        UserError: Settings that contradict each other, or one of several processes of a
+            launcher that JAX does not know.
     """
     kind, coordinator, processes, process, timeout = settings
     if kind not in KINDS:
@@ -79,7 +80,10 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
                     f"cluster.{name}={value} is for cluster=manual, here it is "
                     f"cluster={kind}"
                 )
-        if kind == "none" or not in_environment():
+        if kind == "none":
+            return None
+        if not in_environment():
+            _refuse_unknown_launcher()
             return None
         if COORDINATOR not in os.environ:
             return {}
@@ -115,6 +119,21 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
         "process_id": process,
         "cluster_detection_method": "deactivate",
     }
+
+
+def _refuse_unknown_launcher() -> None:
+    """Refuse to be one of many that do not know of each other.
+
+    They would all train the same and write into the same folder.
+    """
+    size = os.environ.get("PMI_SIZE", "")
+    if size.isdigit() and int(size) > 1:
+        raise UserError(
+            f"PMI_SIZE={size}: an MPI launcher that JAX does not know started {size} "
+            "processes. Use Open MPI's mpirun or srun; or say where they meet by "
+            f"cluster=manual cluster.coordinator=HOST:PORT cluster.processes={size} "
+            "cluster.process=$PMI_RANK; or cluster=none for independent runs"
+        )
 
 
 def check_port(coordinator: str) -> None:

@@ -14,7 +14,8 @@ CHECKPOINTS = "checkpoints"  # in a run's folder
 def resumed(arguments: Sequence[str]) -> list[str]:
     """Replace ``resume=DIR`` by the overrides that the run in DIR was started with.
 
-    What else is given comes after them, and in place of those of the same key.
+    ``step=best``, or another, beside it is ``checkpoint.step``. What else is given
+    comes after them, and in place of those of the same key.
 
     Raises:
         UserError: There is no run in DIR to go on with.
@@ -22,7 +23,11 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     found = [a for a in arguments if a.startswith("resume=")]
     if not found:
         return list(arguments)
-    others = [a for a in arguments if a not in found]
+    others = [
+        f"checkpoint.{a}" if a.startswith("step=") else a
+        for a in arguments
+        if a not in found
+    ]
     if len(found) > 1 or "-m" in others or "--multirun" in others:
         raise UserError(
             f"{' '.join(found)}: one run goes on at a time; a sweep does with "
@@ -56,7 +61,9 @@ def _overrides(folder: Path) -> list[str]:
         try:
             # As the JSON that it is: Orbax would start JAX, and it is too early.
             meta = json.loads((where / str(step) / "meta" / "metadata").read_text())
-            return [str(override) for override in meta["overrides"]]
+            given = [str(override) for override in meta["overrides"]]
+            # Once is enough: what goes on then is what was begun there.
+            return [o for o in given if _keys([o]) != ["checkpoint.step"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the run itself tells what is wrong with it
     raise UserError(

@@ -49,6 +49,7 @@ class Checkpoint:
     minutes: float | None = None
     keep_best: int = 0
     keep_last: int = 2
+    step: str = "latest"
     force: bool = False
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from parsgd.alike import check_alike
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
@@ -174,6 +175,7 @@ def fit(
         "micro_batches": micro_batches,
         "phases": [[phase.start, phase.local_steps] for phase in schedule],
     }
+    check_alike(facts | counts | {"steps": plan.steps, "target": target_accuracy})
     observer = observer or Observer()
     # Where devices are made out of cores, make them before the backend starts.
     prepare(devices)

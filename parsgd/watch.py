@@ -16,6 +16,7 @@ LOST = "process 0, which keeps the run together, is gone"
 BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life
 AHEAD = 1 << 60  # a stage that nobody waits for
+HANGING = 10  # times the timeout: then what all have come to is not coming to an end
 FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 
 
@@ -119,6 +120,12 @@ class Watch:
                     f"{name} has not come to {what} within cluster.timeout="
                     f"{self.timeout:g} s: it is stuck, or slower than that"
                 )
+        if what and waited > HANGING * self.timeout and not self.busy:
+            return (
+                f"all processes have come to {what}, and it has not ended within "
+                f"{waited:.0f} s, {HANGING} x cluster.timeout: one hangs in it, or it "
+                "takes longer"
+            )
         return None
 
     def _look(self) -> dict[int, tuple[float, int, str]]:

@@ -70,7 +70,7 @@ def fit(folder, *, algorithm=None, at=None, watcher=None, every=1, **options):
         return None
 
 
-SETTINGS = ("keep_last", "keep_best", "force", "config", "every_minutes")
+SETTINGS = ("keep_last", "keep_best", "step", "force", "config", "every_minutes")
 
 
 def stored(folder, step=None):

@@ -9,6 +9,7 @@ import threading
 
 import optax
 import pytest
+from damage import flip_bytes
 from resumes import (
     Watcher,
     assert_same_history,
@@ -58,16 +59,6 @@ def no_meta(folder):
     (folder / "meta" / "metadata").write_text('{"leaves": ')
 
 
-def flip_bytes(folder):
-    """Of what Orbax reads without a word."""
-    files = [p for p in folder.rglob("*") if p.is_file() and p.parent.name == "d"]
-    path = max(files, key=lambda p: p.stat().st_size)
-    data = bytearray(path.read_bytes())
-    for at in range(len(data) // 3, len(data) // 3 + 4):
-        data[at] ^= 0x40
-    path.write_bytes(bytes(data))
-
-
 DAMAGE = [truncate, lose_half, empty, no_meta, flip_bytes]
 
 
@@ -78,6 +69,8 @@ def test_H1_unreadable_newest_falls_back_with_a_warning(saved, damage):
     watcher = Watcher()
     run = fit(folder, watcher=watcher)
     assert any("checkpoint of step 12 cannot be read" in x for x in watcher.lines)
+    if damage is flip_bytes:
+        assert any("its checksum differs" in line for line in watcher.lines)
     assert any("goes on from step 9" in line for line in watcher.lines)
     assert (folder / "12.unreadable").is_dir()  # nothing is deleted
     assert_same_state(folder, whole_folder)
@@ -153,6 +146,48 @@ def test_H2_a_full_disk_ends_the_run_by_name_and_loses_nothing(saved, monkeypatc
     assert_same_state(folder, whole_folder)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def train(folder, *words):
+    """Its exit code and all that it says."""
+    command = [sys.executable, "-m", "parsgd.cli", "train", f"hydra.run.dir={folder}"]
+    command += ["checkpoint.rounds=20", "optimizer=momentum", "epochs=2", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return run.returncode, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_H2_a_disk_that_is_full_loses_nothing(small_disk):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 3_800_000)
+    code, said = train(small_disk / "run")
+    assert code and "Traceback" not in said, said
+    assert "cannot be written" in said and "No space left on device" in said, said
+    ballast.unlink()
+    code, said = train(small_disk / "run")
+    assert code == 0, said
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_read_only_is_refused_at_once(small_disk):
+    (small_disk / "run").mkdir()
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    code, said = train(small_disk / "run")
+    assert code and "Traceback" not in said, said
+    assert "Read-only file system" in said, said
+
+
 def test_H13_last_and_best_are_kept(tmp_path, monkeypatch):
     share_engines(monkeypatch)
     run = fit(tmp_path / "a", keep_last=2, keep_best=1, evaluations=6)
@@ -161,6 +196,23 @@ def test_H13_last_and_best_are_kept(tmp_path, monkeypatch):
     assert {*steps_in(tmp_path / "a")} == {best, 15, 18}
     # Step 9 comes before 12, and so it does in `latest`.
     assert stored(tmp_path / "a")[0]["step"] == 18
+
+
+@pytest.mark.parametrize("step", ["best", "9"])
+def test_H13_goes_on_from_the_best_or_a_given_one(tmp_path, monkeypatch, step):
+    share_engines(monkeypatch)
+    folder = tmp_path / "a"
+    run = fit(folder, keep_last=9, keep_best=1, evaluations=6)
+    accuracy = {r["step"]: r["test_accuracy"] for r in run.history[1:]}
+    at = max(accuracy, key=accuracy.get) if step == "best" else 9
+    newer = [x for x in steps_in(folder) if x > at]
+    watcher = Watcher()
+    again = fit(folder, keep_last=9, evaluations=6, step=step, watcher=watcher)
+    assert any(f"goes on from step {at}," in line for line in watcher.lines)
+    assert all((folder / f"{x}.replaced").is_dir() for x in newer)
+    assert_same_history(again.history, run.history)
+    with pytest.raises(UserError, match=r"step=7: .* holds the steps"):
+        fit(folder, step="7")
 
 
 def test_saving_every_so_many_rounds_and_at_the_end(tmp_path, monkeypatch):

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import flip_bytes
 
-from parsgd import cluster
+from parsgd import cluster, rendezvous
+from parsgd.alike import check_alike
 from parsgd.errors import UserError
 from parsgd.rendezvous import Settings, in_environment
 
@@ -29,6 +31,14 @@ ALGORITHMS = (
     "one_bit_sgd",
     "top_k",
     "sign_sgd_majority",
+    "power_sgd",
+    "dgc",
+    "demo",
+    "random_k",
+    "adasum",
+    "one-bit adam",
+    "compressed diloco",
+    "one_bit two-sided",
 )
 MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
 SHORT = ("workers=2", "epochs=1", "evaluations=1")
@@ -82,6 +92,34 @@ def test_I2_a_cluster_of_one_task_is_one_process(environment, several):
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         cluster.start(settings)
+
+
+def test_options_that_differ_between_processes_are_listed(monkeypatch):
+    def exchange(name, text):
+        del name
+        other = json.loads(text) | {"strategy.rank": 4, "only": None}
+        return [text, json.dumps(other, sort_keys=True)]
+
+    monkeypatch.setattr(cluster, "exchange", exchange)
+    options = {"strategy": {"rank": 2}, "placement": {"devices": [0], "kind": "auto"}}
+    with pytest.raises(UserError) as caught:
+        check_alike(options, own=("placement.devices",))
+    assert str(caught.value).splitlines()[1:3] == [
+        "  only: absent in process 0, None in process 1",
+        "  strategy.rank: 2 in process 0, 4 in process 1",
+    ]
+
+
+def test_I2_a_launcher_that_jax_does_not_know_is_refused(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(UserError, match=r"PMI_SIZE=4: .* cluster\.processes=4"):
+        cluster.start(Settings())
+    cluster.start(Settings("none"))
+    monkeypatch.setenv("PMI_SIZE", "1")
+    cluster.start(Settings())
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert rendezvous.arguments(Settings()) == {}
 
 
 def test_I11_a_busy_port_is_named(tmp_path):
@@ -145,6 +183,52 @@ def test_open_mpi_starts_the_processes(tmp_path):
     assert record["summary"]["placement"]["processes"] == 2
 
 
+def two_by_hand(folder, *words, other=()):
+    """Two processes started one by one, as on two machines."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{probe.getsockname()[1]}"
+    both = []
+    for process in range(2):
+        manual = (f"cluster.coordinator={where}", f"cluster.process={process}")
+        manual += ("cluster=manual", "cluster.processes=2", "hydra.run.dir=run")
+        more = other if process else ()
+        both.append(parsgd("train", *words, *manual, *more, cwd=folder))
+    return [finished(process) for process in both]
+
+
+@pytest.mark.slow
+def test_processes_of_two_machines_say_where_they_meet(tmp_path):
+    (code, out, _), (other_code, other_out, _) = two_by_hand(tmp_path, *SHORT)
+    assert code == other_code == 0
+    assert "completed: run" in out and other_out == ""
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_E6_other_options_in_one_process_are_refused(tmp_path):
+    ends = two_by_hand(
+        tmp_path, *SHORT, "worker_batch=2", other=("worker_batch=4", "seed=1")
+    )
+    assert [code for code, _, _ in ends] == [2, 2]
+    assert "worker_batch: 2 in process 0, 4 in process 1" in ends[0][2]
+    assert "seed: 0 in process 0, 1 in process 1" in ends[0][2]
+
+
+@pytest.mark.slow
+def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_path):
+    words = ("--processes", "2", "--kills", "3", "--samples", "4000")
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kill_test", *words, "--only", "one_bit_sgd"],
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0 and "equal" in run.stdout, run.stdout + run.stderr
+
+
 @pytest.mark.slow
 def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     words = ("train", "-m", *SHORT[1:], "workers=2,3", "hydra.sweep.dir=s")
@@ -160,6 +244,33 @@ def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     record = json.loads((tmp_path / "s/0/result.json").read_text())
     assert record["summary"]["placement"]["processes"] == 2
     assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_H1_parts_of_several_processes_have_checksums(tmp_path):
+    words = ("strategy=local_sgd", "local_steps=2", "optimizer=momentum", "workers=4")
+    words += ("epochs=1", "evaluations=1", "checkpoint.rounds=2", "hydra.run.dir=run")
+    launch = ("launch", "--processes", "2", "train", *words)
+    code, _, err = finished(parsgd(*launch, cwd=tmp_path))
+    assert code == 0, err
+    where = tmp_path / "run/checkpoints"
+    newest = max(
+        (p for p in where.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
+    )
+    meta = json.loads((newest / "meta/metadata").read_text())
+    spread = [name for name, (_, _, shared, _) in meta["leaves"].items() if not shared]
+    assert spread and {*meta["crc32"]} >= {*spread}
+    assert all([*meta["crc32"][name]] == ["0", "1", "2", "3"] for name in spread)
+    flip_bytes(newest, "ocdbt.process_1")
+    for processes, workers in (("2", "4"), ("1", "4"), ("1", "2")):
+        resume = ("train", "resume=run", f"workers={workers}")
+        launch = ("launch", "--processes", processes, *resume)
+        copy = tmp_path / (processes + workers)
+        shutil.copytree(tmp_path / "run", copy / "run")
+        code, out, err = finished(parsgd(*launch, cwd=copy))
+        assert code == 0, err
+        assert f"checkpoint of step {newest.name} cannot be read" in out, out
+        assert "its checksum differs" in out, out
 
 
 @pytest.mark.slow

@@ -65,6 +65,31 @@ def test_mean_total_gather(place):
         np.testing.assert_array_equal(mean[w], mean[0])
 
 
+def test_one_message_for_each_type_gives_the_same(place, monkeypatch):
+    x = values(place)
+    tree = {
+        "w": x,
+        "b": x[:, 0],
+        "scalar": x[:, 0, 0],
+        "half": values(place).astype(jnp.bfloat16),
+        "n": values(place, np.int32),
+        "n2": values(place, np.int32)[:, 0],
+    }
+
+    def send(tree):
+        return comm.mean(tree), comm.total(tree), comm.gather(tree)
+
+    apart = over(send, place, tree)
+    monkeypatch.setattr(comm, "_fuses", lambda: True)
+    at_once = over(send, place, tree)
+    jax.tree.map(np.testing.assert_array_equal, at_once, apart)
+    if place[0] == "shard_map" and place[2] == 1:
+        called = parsgd.traffic.trace(
+            lambda t: comm.gather(t), place[1], jax.tree.map(lambda x: x[0], tree)
+        )
+        assert sum(m.count for m in called.messages) == 3
+
+
 def test_mean_leaves_counts_alone_and_keeps_types(place):
     x = {"count": values(place, np.int32), "half": values(place).astype(jnp.bfloat16)}
     mean, total = over(lambda x: (comm.mean(x), comm.total(x)), place, x)

@@ -3,19 +3,15 @@
 import pytest
 import test_strategies
 import test_traffic
-from zoo import Row
+from zoo import MORE_ROWS
 from zoo_compressed import MORE
 
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch):
     """The tests of the zoo's rows see these."""
-    rows = {
-        name: Row(make, h, oracle, sent, **facts)
-        for name, (make, h, oracle, sent, facts) in MORE.items()
-    }
-    monkeypatch.setattr(test_strategies, "ZOO", rows)
-    monkeypatch.setattr(test_traffic, "ZOO", rows)
+    monkeypatch.setattr(test_strategies, "ZOO", MORE_ROWS)
+    monkeypatch.setattr(test_traffic, "ZOO", MORE_ROWS)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4])

@@ -141,6 +141,30 @@ def test_recovers_after_nan_and_zero(name):
     np.testing.assert_array_equal(through(code, x), before)
 
 
+@pytest.mark.parametrize(
+    "name", [n for n, code in CODES.items() if code.exposes_nonfinite]
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_payloads_that_show_what_is_not_finite_do(name, bad):
+    code = CODES[name]
+
+    def largest(payload):
+        floats = [
+            x for x in jax.tree.leaves(payload) if jnp.issubdtype(x.dtype, jnp.floating)
+        ]
+        return max(float(jnp.max(jnp.abs(x))) for x in floats)
+
+    for size in (1e-30, 1.0, 1e38):
+        x = size * normal((16, 16))
+        payload = code.encode(x, KEY)
+        bound = largest(payload)
+        assert bound == np.inf or np.isfinite(bound)
+        decoded = np.abs(np.asarray(code.decode(payload, x, KEY)))
+        assert bound == np.inf or decoded.max() <= bound * (1 + 1e-6)
+        for at in ((0, 0), (7, 3), (15, 15)):
+            assert not np.isfinite(largest(code.encode(x.at[at].set(bad), KEY)))
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_lanes_decode_what_one_worker_decodes(name):
     code, x = CODES[name], normal((3, 5, 40))

@@ -15,7 +15,7 @@ from resumes import (
     stored,
 )
 from tiny import tiny
-from zoo import ZOO
+from zoo import MORE_ROWS, ZOO
 
 import parsgd
 from parsgd.checkpoint.keeper import keeping
@@ -23,10 +23,8 @@ from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.engine import Engine
 
-TWO_SIDED = parsgd.one_bit_sgd(optax.sgd(0.1, 0.9), two_sided=True)
-ROWS = ZOO | {
-    "one_bit two-sided": ZOO["one_bit_sgd"]._replace(make=lambda _: TWO_SIDED)
-}
+MORE = ("one_bit two-sided", "zero-one adam", "compressed block_momentum")
+ROWS = ZOO | {name: MORE_ROWS[name] for name in MORE}
 
 
 def as_many(folder, to, algorithm, workers):

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import oracles
 from byte_counts import all_reduced, gathered, one_bit_columns, sparse
-from zoo_compressed import ROWS
+from zoo_compressed import MORE, ROWS
 
 import parsgd
 from parsgd.compressors import top_k
@@ -44,6 +44,13 @@ class Row(NamedTuple):
 def top_fifth(v: Any) -> Any:
     """`top_k` with ratio 0.2, by sorting."""
     return oracles._largest(v, 0.2)
+
+
+def _compressed(rows: dict[str, tuple]) -> dict[str, Row]:
+    return {
+        name: Row(make, h, oracle, sent, **facts)
+        for name, (make, h, oracle, sent, facts) in rows.items()
+    }
 
 
 ZOO = {
@@ -174,11 +181,14 @@ ZOO = {
         identical=True,
         plain=False,
     ),
-    **{
-        name: Row(make, h, oracle, sent, **facts)
-        for name, (make, h, oracle, sent, facts) in ROWS.items()
-    },
+    **_compressed(ROWS),
 }
+
+# Not in every battery: what they share with rows of the zoo is held there.
+MORE_ROWS = _compressed(MORE)
+MORE_ROWS["one_bit two-sided"] = ZOO["one_bit_sgd"]._replace(
+    make=lambda opt: parsgd.one_bit_sgd(opt, two_sided=True)
+)
 
 
 def shapes_of(tree: Any) -> list[tuple[int, ...]]:

@@ -7,15 +7,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
 from parsgd.checkpoint.asked import on_request
+from parsgd.checkpoint.base import Keeper, Resumed
 from parsgd.checkpoint.lock import locked
-from parsgd.checkpoint.settings import Checkpoints, FolderError, check
+from parsgd.checkpoint.names import REPLACED, UNREADABLE, refuse_foreign
+from parsgd.checkpoint.settings import (
+    FORMAT,
+    Checkpoints,
+    FolderError,
+    check,
+    check_format,
+)
 from parsgd.core import TrainState
 from parsgd.engine import Engine
 from parsgd.errors import UserError
@@ -23,58 +31,6 @@ from parsgd.evaluate import score_of
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
-
-FORMAT = 1
-
-
-class Resumed(NamedTuple):
-    """Where a run goes on.
-
-    Attributes:
-        state: All workers' state, on the devices.
-        meta: What was stored with it.
-    """
-
-    state: TrainState
-    meta: dict[str, Any]
-
-
-class Keeper:
-    """Keeps nothing: a run without checkpoints."""
-
-    def __init__(self):
-        self.lines: list[str] = []
-
-    def look(self, facts: Mapping[str, Any]) -> None:
-        """Whether there is a run to go on with, and this one may. Computes nothing."""
-
-    def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
-        """The newest checkpoint that can be read, or None at the start of a run."""
-
-    def limit(self, round: int) -> int | None:
-        """Rounds that may be dispatched at once after ``round``; None for any."""
-
-    def dispatched(
-        self, round: int, save: Callable[[], None], *, healthy: bool, evaluates: bool
-    ) -> None:
-        """After a dispatch: save if it is time, and end if asked to.
-
-        Args:
-            round: Rounds done.
-            save: Calls `save` with what there is to save.
-            healthy: Whether the last round's loss was finite; if not, what is on disk
-                is better than the state.
-            evaluates: Whether an evaluation comes now, after which `evaluated` saves.
-        """
-
-    def evaluated(self, round: int, save: Callable[[], None]) -> None:
-        """After an evaluation."""
-
-    def finish(self, save: Callable[[], None]) -> None:
-        """At the end of the run."""
-
-    def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint."""
 
 
 @contextlib.contextmanager
@@ -88,7 +44,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         yield Keeper()
         return
     check(settings)
-    from parsgd.checkpoint.store import Store, quiet, refuse_foreign
+    from parsgd.checkpoint.store import Store, quiet
 
     folder = Path(settings.folder)
     with contextlib.ExitStack() as stack:
@@ -131,12 +87,7 @@ class _Saving(Keeper):
                 meta = self.store.meta(step)
             except Exception:
                 continue  # `restore` tells which and why
-            if meta.get("format") != FORMAT:
-                raise FolderError(
-                    f"{self._folder} was written by another version of parsgd "
-                    f"({meta.get('parsgd')}, format {meta.get('format')}): go on with "
-                    "that one, or choose another folder"
-                )
+            check_format(meta, self._folder)
             old, new = meta["facts"], self._facts
             if meta["config"] and self.settings.config:
                 # It tells more; only what is in the data files it does not know.
@@ -151,6 +102,9 @@ class _Saving(Keeper):
         steps = self.store.steps()
         if not steps:
             return None
+        chosen = self.store.chosen(str(self.settings.step))
+        newer = [step for step in steps if step > chosen]
+        steps = steps[len(newer) :]
         template = engine.init(key)
         unreadable: dict[int, str] = {}
         for step in steps:
@@ -164,7 +118,7 @@ class _Saving(Keeper):
                 problem = f"{type(error).__name__}: {first}"
             problems = cluster.exchange("restore", problem)
             if found and not any(problems):
-                self._take(found, unreadable)
+                self._take(found, unreadable, newer)
                 return found
             unreadable[step] = next(filter(None, problems))
         listed = "; ".join(f"step {s}: {why}" for s, why in unreadable.items())
@@ -173,14 +127,20 @@ class _Saving(Keeper):
             "them back from a copy, or move the folder away to start anew"
         )
 
-    def _take(self, found: Resumed, unreadable: Mapping[int, str]) -> None:
+    def _take(
+        self, found: Resumed, unreadable: Mapping[int, str], newer: Sequence[int]
+    ) -> None:
         meta = found.meta
         for step, why in unreadable.items():
             self.lines.append(
                 f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
                 "kept under another name"
             )
-        self.store.set_aside([*unreadable])
+        aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
+        self.store.set_aside(aside)
+        if newer:
+            kept = ", ".join(f"{step}{REPLACED}" for step in newer)
+            self.lines.append(f"checkpoints after it are kept as {kept}")
         self.lines.append(
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
             f"{self._folder}"

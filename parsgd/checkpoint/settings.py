@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from parsgd.errors import UserError, check_whole
 
+FORMAT = 2  # of what is stored; 1 had checksums of whole arrays only
+
 
 class FolderError(UserError):
     """The folder cannot take this run's checkpoints; nothing in it was changed."""
@@ -25,6 +27,8 @@ class Checkpoints(NamedTuple):
         keep_best: Besides them, those of the evaluations with the highest accuracy on
             the test split (the lowest loss where there is no accuracy). If it is not 0,
             every evaluation saves.
+        step: Go on from this checkpoint: ``"latest"``, ``"best"`` or a number of steps.
+            Newer ones are kept under other names.
         force: Go on although the run in the folder was another one, as far as its
             arrays fit.
         config: The config of the run, so that differences can be named; without it the
@@ -42,9 +46,24 @@ class Checkpoints(NamedTuple):
     every_minutes: float | None = None
     keep_last: int = 2
     keep_best: int = 0
+    step: str = "latest"
     force: bool = False
     config: Mapping[str, Any] | None = None
     overrides: Sequence[str] = ()
+
+
+def check_format(meta: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint of another version, whose facts may mean something else.
+
+    Raises:
+        FolderError: Names the version.
+    """
+    if meta.get("format") != FORMAT:
+        raise FolderError(
+            f"{folder} was written by another version of parsgd "
+            f"({meta.get('parsgd')}, format {meta.get('format')}): use that one, or "
+            "choose another folder"
+        )
 
 
 def check(settings: Checkpoints) -> None:

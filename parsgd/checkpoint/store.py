@@ -7,6 +7,7 @@ temporary folder, in the background, and renames it when all of it is there.
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import zlib
@@ -19,12 +20,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from parsgd import cluster
-from parsgd.checkpoint import lock
-from parsgd.checkpoint.settings import FolderError
+from parsgd.checkpoint import leaves
+from parsgd.checkpoint.names import free
 from parsgd.errors import UserError
+from parsgd.evaluate import score_of
 
 STATE, META, SUMS = "state", "meta", "crc32"
-TEMPORARY, UNREADABLE = ".orbax-checkpoint-tmp", ".unreadable"
 
 
 class Store:
@@ -94,9 +95,11 @@ class Store:
         restore = ocp.args.PyTreeRestore(item=dict(wanted), restore_args=args)
         parts = ocp.args.Composite(**{STATE: restore})
         found = self._manager.restore(step, args=parts)[STATE]
-        stored = self.meta(step).get(SUMS) or {}
-        for name, value in _sums(found).items():
-            if value != stored.get(name, value):
+        meta = self.meta(step)
+        stored = meta.get(SUMS) or {}
+        for name, sums in _sums(found, meta["leaves"]).items():
+            known = stored.get(name, {})
+            if sums != {part: known.get(part) for part in sums}:
                 raise ValueError(f"{name} is not what was saved: its checksum differs")
         return found
 
@@ -105,12 +108,29 @@ class Store:
     ) -> None:
         """Begin to write a checkpoint; waits for the one before.
 
+        Args:
+            step: Its name.
+            arrays: By name; each process has its own workers' parts.
+            meta: For JSON; of that, ``leaves`` describes the arrays.
+
         Raises:
             UserError: The one before, or this one, cannot be written.
         """
+        sums: dict[str, dict[str, int]] = {}
+        own = json.dumps(_sums(arrays, meta["leaves"]))
+        for text in cluster.exchange("checksums", own):
+            for name, parts_of in json.loads(text).items():
+                known = sums.setdefault(name, {})
+                if any(known.get(part, crc) != crc for part, crc in parts_of.items()):
+                    raise UserError(
+                        f"{name} should be the same on all workers and differs between "
+                        "processes, so this state is not saved; check_replicas=true "
+                        "tells from which round on"
+                    )
+                known.update(parts_of)
         parts = {
             STATE: ocp.args.PyTreeSave(dict(arrays)),
-            META: ocp.args.JsonSave(dict(meta) | {SUMS: _sums(arrays)}),
+            META: ocp.args.JsonSave(dict(meta) | {SUMS: sums}),
         }
         with self._explained():
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -124,18 +144,54 @@ class Store:
         with self._explained():
             self._manager.wait_until_finished()
 
-    def set_aside(self, steps: Sequence[int]) -> None:
-        """Take checkpoints that cannot be read out of the way, without deleting them.
+    def chosen(self, step: str) -> int:
+        """The number of steps that is meant by ``latest``, ``best`` or a number.
+
+        Raises:
+            UserError: There is no such checkpoint.
+        """
+        steps = self.steps()
+        if not steps:
+            raise UserError(
+                f"{self.folder} holds no checkpoint: runs save with checkpoint.rounds=N"
+            )
+        if step == "latest":
+            return steps[0]
+        if step == "best":
+            return self._best(steps)
+        if not step.isdigit() or int(step) not in steps:
+            raise UserError(
+                f"step={step}: {self.folder} holds the steps "
+                f"{', '.join(map(str, reversed(steps)))}; or say latest or best"
+            )
+        return int(step)
+
+    def _best(self, steps: Sequence[int]) -> int:
+        history: Sequence[Any] = ()
+        for step in steps:
+            with contextlib.suppress(Exception):  # of the newest that can be read
+                history = self.meta(step)["history"]
+                break
+        scored = [r for r in history if r["step"] in steps and score_of(r) > -np.inf]
+        if not scored:
+            raise UserError(
+                f"{self.folder}: no checkpoint was saved at an evaluation, so none is "
+                "known to be the best; checkpoint.keep_best=1 keeps it"
+            )
+        return max(scored, key=score_of)["step"]
+
+    def set_aside(self, steps: Mapping[int, str]) -> None:
+        """Take checkpoints out of the way, without deleting them.
 
         Of several processes the first does it.
 
         Args:
-            steps: Which.
+            steps: Which, and what is added to their names.
         """
-        for step in steps if cluster.is_first() else ():
+        for step, suffix in steps.items() if cluster.is_first() else ():
             path = self.folder / str(step)
             with contextlib.suppress(FileNotFoundError):
-                path.rename(_free(path.with_name(path.name + UNREADABLE)))
+                path.rename(free(path.with_name(path.name + suffix)))
         cluster.agree("set aside", "")  # before the others look
         self._manager.reload()
 
@@ -166,16 +222,35 @@ class Store:
         )
 
 
-def _sums(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """Checksums of the arrays that this process has the whole of.
+def _sums(arrays: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, dict]:
+    """Checksums of what this process has: ``{name: {worker, or "all": crc}}``.
 
-    Orbax's data files have none of their own.
+    Orbax's data files have none of their own. One for each worker, so that it counts
+    neither which process nor which device has it.
+
+    Args:
+        arrays: By name.
+        stored: What the checkpoint says of them.
     """
-    return {
-        name: zlib.crc32(np.atleast_1d(np.asarray(x)).tobytes())
-        for name, x in arrays.items()
-        if not isinstance(x, jax.Array) or x.is_fully_addressable
-    }
+    described = leaves.from_json(stored)
+    out: dict[str, dict[str, int]] = {}
+    for name, x in arrays.items():
+        sums = out[name] = {}
+        if described[name].shared:
+            whole = x.addressable_data(0) if isinstance(x, jax.Array) else x
+            sums["all"] = _crc(whole)
+        elif isinstance(x, jax.Array):
+            for shard in x.addressable_shards:
+                first = shard.index[0].start or 0
+                for row, one in enumerate(np.asarray(shard.data), first):
+                    sums[str(row)] = _crc(one)
+        else:
+            sums |= {str(row): _crc(one) for row, one in enumerate(x)}
+    return out
+
+
+def _crc(x: Any) -> int:
+    return zlib.crc32(np.atleast_1d(np.asarray(x)).tobytes())
 
 
 class _Listed(ocp.checkpoint_managers.PreservationPolicy):
@@ -201,31 +276,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Refuse a folder with anything in it that is neither checkpoint nor lock."""
-
-    def known(name: str) -> bool:
-        stem = name.partition(".")[0]
-        return (
-            name == lock.NAME
-            or name.isdigit()
-            or (stem.isdigit() and (TEMPORARY in name or UNREADABLE in name))
-        )
-
-    if others := sorted(p.name for p in folder.iterdir() if not known(p.name)):
-        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        raise FolderError(
-            f"{folder} holds something else than checkpoints: "
-            f"{', '.join(others[:3])}{more}. Choose another folder, or move that away"
-        )
-
-
-def _free(path: Path) -> Path:
-    """The path, or the first of path-1, path-2, ... that does not exist."""
-    number, free = 0, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free

@@ -26,9 +26,9 @@ class Compressor(NamedTuple):
             they stand for, so they are reduced and not gathered.
         contracts: Whether ``|x - decode(encode(x))|^2 <= (1 - delta) |x|^2`` for some
             delta > 0, in expectation. Error feedback needs it.
-        shows: Whether an entry that is not finite leaves a float of the payload not
-            finite, and no entry decodes to more than the largest of these. Such arrays
-            need not be searched for what is not finite.
+        exposes_nonfinite: Whether an entry that is not finite leaves a float of the
+            payload not finite, and no entry decodes to more, but for rounding, than the
+            largest of these. Such arrays need not be searched for what is not finite.
         add: ``(total, payload, key) -> total``: add what a payload stands for to an
             array, for a code that leaves most entries as they are; None to decode it
             and add all of it.
@@ -41,7 +41,7 @@ class Compressor(NamedTuple):
     shared_key: bool = False
     sums: bool = False
     contracts: bool = True
-    shows: bool = False
+    exposes_nonfinite: bool = False
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
 
 

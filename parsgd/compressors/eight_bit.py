@@ -95,7 +95,12 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
 
     contracts = not random or (block is not None and block < 4 * 127**2)
     return Compressor(
-        encode, decode, "linear_8bit", random, contracts=contracts, shows=True
+        encode,
+        decode,
+        "linear_8bit",
+        random,
+        contracts=contracts,
+        exposes_nonfinite=True,
     )
 
 
@@ -202,4 +207,4 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
         v = map_groups(_from_tree, payload.codes, payload.scale, block, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "dynamic_tree_8bit", shows=True)
+    return Compressor(encode, decode, "dynamic_tree_8bit", exposes_nonfinite=True)

@@ -113,12 +113,25 @@ def _unpackbits(packed: jax.Array, *, count: int) -> jax.Array:
     return jnp.unpackbits(packed, count=count)
 
 
-# In a loop XLA moves its table of shifts to before the loop. Then it is no constant any
-# more, and nothing that it is fused with vectorises: five times as long.
-unpack_bits = alone(_unpackbits, "count")
+# In a loop XLA moves the table of shifts in unpackbits to before the loop. Then it is
+# no constant any more, and nothing that it is fused with vectorises.
+_unpackbits_alone = alone(_unpackbits, "count")
 _pack_alone = alone(_pack, "width")
 _unpack_alone = alone(_unpack, "width")
 _resize_alone = alone(_resize, "n")
+
+
+def unpack_bits(packed: jax.Array, count: int) -> jax.Array:
+    """``jnp.unpackbits`` that is fast also in a loop.
+
+    Args:
+        packed: ``uint8``, as of ``jnp.packbits``.
+        count: Bits to unpack.
+
+    Returns:
+        ``uint8 [count]`` of 0 and 1.
+    """
+    return _unpackbits_alone(packed, count=count)
 
 
 def pack(codes: jax.Array, width: int) -> jax.Array:

@@ -111,5 +111,5 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
         f"qsgd(levels={levels})",
         stochastic=True,
         contracts=bucket < 4 * levels**2,
-        shows=True,
+        exposes_nonfinite=True,
     )

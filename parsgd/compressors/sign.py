@@ -87,12 +87,12 @@ def one_bit(*, levels: str = "column") -> Compressor:
 
     def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        positive = unpack_bits(payload.bits, count=like.size)
+        positive = unpack_bits(payload.bits, like.size)
         rows = positive.reshape(-1, columns(like)) == 1
         v = jnp.where(rows, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "one_bit", shows=True)
+    return Compressor(encode, decode, "one_bit", exposes_nonfinite=True)
 
 
 PARTS = {
@@ -165,11 +165,11 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
 
     def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
         del key
-        bits = unpack_bits(payload.bits, count=like.size)
+        bits = unpack_bits(payload.bits, like.size)
         v = jnp.where(bits == 1, payload.scale, -payload.scale)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "scaled_sign", shows=True)
+    return Compressor(encode, decode, "scaled_sign", exposes_nonfinite=True)
 
 
 def sign(*, zero: str = "positive") -> Compressor:
@@ -206,7 +206,7 @@ def sign(*, zero: str = "positive") -> Compressor:
 
     def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
         del key
-        bits = unpack_bits(payload, count=like.size)
+        bits = unpack_bits(payload, like.size)
         v = jnp.where(bits == 1, 1.0, -1.0)
         return v.reshape(like.shape).astype(like.dtype)
 

@@ -95,5 +95,10 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(
-        encode, decode, "terngrad", stochastic=True, contracts=False, shows=True
+        encode,
+        decode,
+        "terngrad",
+        stochastic=True,
+        contracts=False,
+        exposes_nonfinite=True,
     )

@@ -75,10 +75,10 @@ def lab(arguments: list[str]) -> int:
         ]
         where = environments(f"{made.addresses[0]}:{PORT}", count)
         code = supervise(commands, where, cores=cores, grace=options.grace)
-        if code:
-            return code
         whole_run = [links.counters(space)._asdict() for space in made.spaces]
         jobs = [_lines(file) for file in files]
+    if code and not all(jobs):
+        return code
     result = {
         "link": options.link,
         "rate": link.rate if link.rate < float("inf") else None,
@@ -86,14 +86,16 @@ def lab(arguments: list[str]) -> int:
         "processes": count,
         "cores": cores,
         "command": options.command,
-        # One list per job of the command, with an entry per process.
-        "training": [list(job) for job in zip(*jobs, strict=True)],
+        "code": code,
+        # One list per job of the command, with an entry per process. Those of a sweep
+        # that were measured are shown also if another failed.
+        "training": [list(job) for job in zip(*jobs, strict=not code)],
         "whole_run": whole_run,
     }
     print(f"{count} links of {link.describe()} each way\n{table(result)}", flush=True)
     if options.output is not None:
         options.output.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
+    return code
 
 
 def _counting(command: list[str], words: Sequence[str], file: Path) -> list[str]:
@@ -132,8 +134,8 @@ def table(result: dict[str, Any]) -> str:
         result: As it is written to a file.
     """
     lines = []
-    for number, job in enumerate(result["training"]):
-        of_job = f" of job {number}" if len(result["training"]) > 1 else ""
+    for job in result["training"]:
+        of_job = f" of job {job[0]['job']}" if len(result["training"]) > 1 else ""
         lines += _training(job, result["processes"], of_job)
     lines.append("whole run, by the kernel's counters")
     lines.append(f"{'process':>9}{'sent':>14}{'received':>14}")

@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -23,11 +24,11 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
     from parsgd.lab.wire import Wire
     from parsgd.train import Observer
 
-    traffic = Engine.traffic
+    traffic, numbers = Engine.traffic, itertools.count()
 
     @functools.wraps(fit)
     def run(*args: Any, observer: Any = None, **kwargs: Any) -> Any:
-        programs = []
+        programs, number = [], next(numbers)
 
         def noted(self: Engine, phase: int, local_steps: int) -> Any:
             programs.append(traffic(self, phase, local_steps))
@@ -40,7 +41,7 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
         finally:
             Engine.traffic = traffic
         with file.open("a") as out:
-            print(json.dumps(wire.result()), file=out)
+            print(json.dumps({"job": number} | wire.result()), file=out)
         return result
 
     return run

@@ -12,7 +12,7 @@ from parsgd.reducers import paths
 UNROLLED = 16  # decoded one after the other in the program; more in a loop
 
 
-def shown(v: jax.Array) -> jax.Array:
+def nan_unless_finite(v: jax.Array) -> jax.Array:
     """An array that is not finite is so everywhere.
 
     Codes that choose entries would leave a NaN behind, unseen by the other workers.
@@ -20,11 +20,12 @@ def shown(v: jax.Array) -> jax.Array:
     return jnp.where(paths.finite(v), v, jnp.nan)
 
 
-def finite_mean(compressor: Compressor, payloads: Any, mean: jax.Array) -> jax.Array:
+def mean_is_finite(compressor: Compressor, payloads: Any, mean: jax.Array) -> jax.Array:
     """Whether an average is finite, of which ``[W, ...]`` payloads were gathered."""
-    if not compressor.shows:
+    if not compressor.exposes_nonfinite:
         return paths.finite(mean)
-    floats = [x for x in jax.tree.leaves(payloads) if x.dtype == jnp.float32]
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    floats = [x.astype(jnp.float32) for x in jax.tree.leaves(payloads) if is_float(x)]
     largest = [jnp.max(jnp.abs(x), axis=range(1, x.ndim)) for x in floats if x.size]
     # The sum too must be finite, before it is divided by W.
     return paths.finite(*(jnp.sum(x) for x in largest))

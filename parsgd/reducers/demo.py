@@ -111,59 +111,119 @@ def demo(
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
         gradient, _ = paths.split(updates, lambda x: True)
         paths.check("momentum", state.momentum, gradient)
-        out: paths.Arrays = {}
-        momentum: paths.Arrays = {}
-        for path, g in gradient.items():
-            m = decay * state.momentum[path] + rate * g.astype(jnp.float32)
-            mean, rest = _exchange(m, chunk, k)
-            out[path] = jnp.sign(mean) if sign else mean
-            good = paths.finite(mean)
-            momentum[path] = jnp.where(good, rest, state.momentum[path])
+        m = {
+            path: decay * state.momentum[path] + rate * g.astype(jnp.float32)
+            for path, g in gradient.items()
+        }
+        mean, rest = _exchange(m, chunk, k)
+        out = {p: jnp.sign(x) if sign else x for p, x in mean.items()}
+        momentum = {
+            path: jnp.where(paths.finite(mean[path]), rest[path], old)
+            for path, old in state.momentum.items()
+        }
         return paths.join(out, updates), DeMoState(momentum, state.step + 1)
 
     return optax.GradientTransformation(init, update)
 
 
-def _exchange(m: jax.Array, chunk: int, k: int) -> tuple[jax.Array, jax.Array]:
-    """``(what arrives, what stays)`` of a momentum."""
-    n, last = m.size, m.shape[-1] if m.ndim > 1 else 1
-    rows = n // last if last else 0
-    high, wide = _side(rows, chunk), _side(last, chunk)
-    block = high * wide
-    blocks, k = n // block, min(k, block)
-    if m.ndim < 2 or 4 * blocks * k + index_bytes(blocks * k, n) >= 4 * n:
-        return comm.mean(m), jnp.zeros_like(m)
-    # [blocks down, side, blocks across, side]
-    grid = (rows // high, high, last // wide, wide)
-    dct = functools.partial(
-        jnp.einsum, precision=jax.lax.Precision.HIGHEST, optimize=True
-    )
-    tall, flat = jnp.asarray(_dct(high)), jnp.asarray(_dct(wide))
+def _exchange(m: paths.Arrays, chunk: int, k: int) -> tuple[paths.Arrays, paths.Arrays]:
+    """``(what arrives, what stays)`` of momenta."""
+    codes = {path: _Chunks.of(x, chunk, k) for path, x in m.items()}
+    dense = {path: x for path, x in m.items() if not codes[path].pays}
+    payload, rest = {}, {path: jnp.zeros_like(x) for path, x in dense.items()}
+    for path in sorted({*m} - {*dense}):
+        payload[path], own = codes[path].encode(m[path])
+        rest[path] = m[path] - own
+    mean = comm.mean(dense)
+    for path, payloads in comm.gather(payload).items():
+        mean[path] = codes[path].mean(payloads)
+    return mean, rest
 
-    def decode(c):
-        c = c.reshape(grid[0], grid[2], high, wide)
-        return dct("yxkl,kh,lw->yhxw", c, tall, flat).reshape(m.shape)
 
-    c = dct("yhxw,kh,lw->yxkl", m.reshape(grid), tall, flat).reshape(blocks, block)
-    _, best = jax.lax.top_k(jnp.abs(c), k)
-    # All blocks' indices as one ascending list.
-    first = block * jnp.arange(blocks, dtype=jnp.int32)
-    where = (jnp.sort(best, axis=1) + first[:, None]).reshape(-1)
-    values = c.reshape(-1)[where]
-    own = jnp.zeros(n).at[where].set(values, unique_indices=True)
+class _Chunks(NamedTuple):
+    """A matrix cut into blocks, of each of which the k largest frequencies are sent.
 
-    def add(total, one):
-        values, packed = one
-        at = unpack_indices(packed, len(values), n)
-        sums, senders = total
-        sums = sums.at[at].add(values, unique_indices=True)
-        return (sums, senders.at[at].add(1.0, unique_indices=True)), None
+    Attributes:
+        shape: Of the array.
+        high: Rows of a block.
+        wide: Columns of a block.
+        k: Frequencies of a block.
+    """
 
-    # One worker after the other, so that all add in the same order.
-    payload = values, pack_indices(where, n)
-    zero = jnp.zeros(n), jnp.zeros(n)
-    (sums, senders), _ = jax.lax.scan(add, zero, comm.gather(payload))
-    return decode(sums / jnp.maximum(senders, 1.0)), m - decode(own)
+    shape: tuple[int, ...]
+    high: int
+    wide: int
+    k: int
+
+    @classmethod
+    def of(cls, m: jax.Array, chunk: int, k: int) -> "_Chunks":
+        """Blocks of at most ``chunk`` rows and columns."""
+        last = m.shape[-1] if m.ndim > 1 else 1
+        rows = m.size // last if last else 0
+        high, wide = _side(rows, chunk), _side(last, chunk)
+        return cls(m.shape, high, wide, min(k, high * wide))
+
+    @property
+    def size(self) -> int:
+        """Entries of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def blocks(self) -> int:
+        """How many."""
+        return self.size // (self.high * self.wide)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the frequencies are fewer bytes than the array."""
+        sent = self.blocks * self.k
+        fewer = 4 * sent + index_bytes(sent, self.size) < 4 * self.size
+        return len(self.shape) > 1 and fewer
+
+    def encode(self, m: jax.Array) -> tuple[Any, jax.Array]:
+        """``(payload, what it stands for)``."""
+        tall, flat = _dct(self.high), _dct(self.wide)
+        c = _einsum("yhxw,kh,lw->yxkl", m.reshape(self._grid), tall, flat)
+        c = c.reshape(self.blocks, self.high * self.wide)
+        _, best = jax.lax.top_k(jnp.abs(c), self.k)
+        # All blocks' indices as one ascending list.
+        first = c.shape[1] * jnp.arange(self.blocks, dtype=jnp.int32)
+        where = (jnp.sort(best, axis=1) + first[:, None]).reshape(-1)
+        values = c.reshape(-1)[where]
+        own = jnp.zeros(self.size).at[where].set(values, unique_indices=True)
+        return (values, pack_indices(where, self.size)), self._restored(own)
+
+    def mean(self, payloads: Any) -> jax.Array:
+        """Each frequency's average over those who sent it."""
+
+        def add(total, one):
+            values, packed = one
+            at = unpack_indices(packed, len(values), self.size)
+            sums, senders = total
+            sums = sums.at[at].add(values, unique_indices=True)
+            return (sums, senders.at[at].add(1.0, unique_indices=True)), None
+
+        # One worker after the other, so that all add in the same order.
+        zero = jnp.zeros(self.size), jnp.zeros(self.size)
+        (sums, senders), _ = jax.lax.scan(add, zero, payloads)
+        return self._restored(sums / jnp.maximum(senders, 1.0))
+
+    @property
+    def _grid(self) -> tuple[int, ...]:
+        """Blocks down, side, blocks across, side."""
+        rows, last = self.size // self.shape[-1], self.shape[-1]
+        return rows // self.high, self.high, last // self.wide, self.wide
+
+    def _restored(self, c: jax.Array) -> jax.Array:
+        down, high, across, wide = self._grid
+        c = c.reshape(down, across, high, wide)
+        tall, flat = _dct(high), _dct(wide)
+        return _einsum("yxkl,kh,lw->yhxw", c, tall, flat).reshape(self.shape)
+
+
+_einsum = functools.partial(
+    jnp.einsum, precision=jax.lax.Precision.HIGHEST, optimize=True
+)
 
 
 def _side(size: int, limit: int) -> int:
@@ -171,6 +231,7 @@ def _side(size: int, limit: int) -> int:
     return next((d for d in range(min(size, limit), 0, -1) if size % d == 0), 1)
 
 
+@functools.cache
 def _dct(n: int) -> np.ndarray:
     """Orthonormal DCT-II, ``[frequency, position]``."""
     frequency, position = np.arange(n)[:, None], np.arange(n)[None]

@@ -23,7 +23,7 @@ from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes, pays
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
-from parsgd.reducers.decoding import finite_mean, mean_of_decoded, shown
+from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
 from parsgd.reducers.stripes import stripes_of, unstriped
 
 Arrays = dict[str, jax.Array]
@@ -49,13 +49,14 @@ class Averaged(NamedTuple):
     Attributes:
         mean: The average of what all workers sent, the same bits on all of them.
         sent: What this worker's own payload stands for.
-        good: Whether the average is finite, the same on all workers.
+        finite: Whether the average is, the same on all workers; False also where it
+            might overflow.
         state: To go on with.
     """
 
     mean: Arrays
     sent: Arrays
-    good: dict[str, jax.Array]
+    finite: dict[str, jax.Array]
     state: ExchangeState
 
 
@@ -65,8 +66,7 @@ class Exchange(NamedTuple):
     Attributes:
         compressor: The code.
         two_sided: Encode the average again, see above.
-        bucket: Compress all leaves as one flat array: one message instead of one for
-            each leaf.
+        bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Of a stochastic code.
     """
@@ -119,15 +119,16 @@ class Exchange(NamedTuple):
     def average(self, arrays: Arrays, state: ExchangeState) -> Averaged:
         """The workers' average of their arrays, by path.
 
-        Where a worker's array is not finite the average is not either.
+        Where a worker's array is not finite the whole average is NaN, but for codes
+        that have no number for it, such as `sign`.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
             paths.check("owner's residual", state.owner_error, stripes)
         keys = {p: self._key(state.step, i) for i, p in enumerate(sorted(arrays))}
         # All owners of stripes must see what is wrong with one.
-        hides = self.two_sided or not self.compressor.shows
-        arrays = {p: shown(arrays[p]) if hides else arrays[p] for p in keys}
+        hides = self.two_sided or not self.compressor.exposes_nonfinite
+        arrays = {p: nan_unless_finite(arrays[p]) if hides else arrays[p] for p in keys}
         # All are encoded, then all sent, then all decoded: links pay for each message.
         owed: Arrays = {}
         if self.two_sided:
@@ -175,7 +176,9 @@ class Exchange(NamedTuple):
             sent[path] = unstriped(decoded(payload[path], own), v)
         for path, mine in comm.all_to_all(payload).items():
             owed = owner_error[path]
-            total = shown(mean_of_decoded(code, mine, like[path], None) + owed)
+            total = nan_unless_finite(
+                mean_of_decoded(code, mine, like[path], None) + owed
+            )
             answer[path] = code.encode(total, drawn[path][0])
             rest = total - code.decode(answer[path], like[path], None)
             left[path] = paths.keep_unless(paths.finite(rest), rest, owed)
@@ -184,7 +187,7 @@ class Exchange(NamedTuple):
             one = like[path]
             decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
             mean[path] = unstriped(decoded(all_stripes), arrays[path])
-            good[path] = finite_mean(code, all_stripes, mean[path])
+            good[path] = mean_is_finite(code, all_stripes, mean[path])
         return mean, sent, good, left
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
@@ -260,7 +263,10 @@ def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
             path: mean_of_decoded(compressor, payloads, arrays[path], keys[path])
             for path, payloads in gathered.items()
         }
-    good = {p: finite_mean(compressor, gathered[p], v) for p, v in mean.items()}
+    good = {p: mean_is_finite(compressor, gathered[p], v) for p, v in mean.items()}
+    if compressor.exposes_nonfinite:
+        # All of it, as if it had been seen before it was encoded.
+        mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
     return mean, sent, good
 
 

@@ -1,0 +1,59 @@
+"""What a run asks of its keeper, and the one that keeps nothing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from parsgd.core import TrainState
+from parsgd.engine import Engine
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        state: All workers' state, on the devices.
+        meta: What was stored with it.
+    """
+
+    state: TrainState
+    meta: dict[str, Any]
+
+
+class Keeper:
+    """Keeps nothing: a run without checkpoints."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def look(self, facts: Mapping[str, Any]) -> None:
+        """Whether there is a run to go on with, and this one may. Computes nothing."""
+
+    def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
+        """The newest checkpoint that can be read, or None at the start of a run."""
+
+    def limit(self, round: int) -> int | None:
+        """Rounds that may be dispatched at once after ``round``; None for any."""
+
+    def dispatched(
+        self, round: int, save: Callable[[], None], *, healthy: bool, evaluates: bool
+    ) -> None:
+        """After a dispatch: save if it is time, and end if asked to.
+
+        Args:
+            round: Rounds done.
+            save: Calls `save` with what there is to save.
+            healthy: Whether the last round's loss was finite; if not, what is on disk
+                is better than the state.
+            evaluates: Whether an evaluation comes now, after which `evaluated` saves.
+        """
+
+    def evaluated(self, round: int, save: Callable[[], None]) -> None:
+        """After an evaluation."""
+
+    def finish(self, save: Callable[[], None]) -> None:
+        """At the end of the run."""
+
+    def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint."""

@@ -1,0 +1,73 @@
+"""Who is missed by the other processes of a run, and why."""
+
+import time
+
+import pytest
+
+from parsgd.watch import AHEAD, DEAD_SECONDS, HANGING, Watch
+
+
+class Store:
+    """A key-value store as that of JAX's runtime."""
+
+    def __init__(self):
+        self.values = {}
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        assert allow_overwrite or key not in self.values
+        self.values[key] = value
+
+    def key_value_dir_get(self, prefix):
+        return [(k, v) for k, v in self.values.items() if k.startswith(prefix)]
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """Process 0's watch, the clock, and what to write as process 1."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    store, watch = Store(), Watch()
+    watch._store, watch._processes, watch.timeout = store, 2, 60.0
+    watch._seen = {0: ("", 100.0), 1: ("", 100.0)}
+
+    def later(seconds, stage, failure=""):
+        now[0] += seconds
+        store.values["parsgd/alive/1"] = f"{now[0]} {stage} {failure}"
+        return watch._missing(DEAD_SECONDS)
+
+    return watch, later
+
+
+def test_who_does_not_come_is_stuck(two):
+    watch, later = two
+    assert later(1, 0) is None
+    watch.enter("the 12 rounds")
+    assert later(59, 0) is None
+    assert "process 1 of 2 has not come to the 12 rounds within" in later(2, 0)
+    assert later(1, AHEAD) is None  # it compiles, say
+    assert later(1, 1) is None  # there it is
+    watch.leave()
+    assert later(1000, 1) is None
+
+
+def test_what_all_have_come_to_may_hang(two):
+    watch, later = two
+    watch.enter("the 12 rounds")
+    for _ in range(HANGING):
+        assert later(60, 1) is None
+    assert "all processes have come to the 12 rounds" in later(1, 1)
+    watch.busy = True
+    assert later(1, 1) is None
+
+
+def test_who_is_silent_is_gone_and_who_fails_says_why(two):
+    watch, later = two
+    watch.enter("the readout")
+    assert later(1, 1, "no disk") is None  # it may be a failure of all
+    assert later(3, 1, "no disk") == "process 1 of 2 failed: no disk"
+    assert later(1, 1) is None
+    silent = watch._store.values["parsgd/alive/1"]
+    later(DEAD_SECONDS + 1, 1)
+    watch._store.values["parsgd/alive/1"] = silent
+    watch._seen[1] = (silent.split()[0], 100.0)
+    assert "process 1 of 2 is gone: no sign of life" in watch._missing(DEAD_SECONDS)
