@@ -1,5 +1,6 @@
 """The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
+import logging
 import os
 import sys
 import traceback
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; by default those of the process.
     """
+    logging.raiseExceptions = False  # a log that cannot be written is no traceback
+    sys.excepthook = _without_late_answers
     code: object = 1
     reason = ""
     try:
@@ -53,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if cluster := _cluster():
             cluster.leave(code if isinstance(code, int) else 1, reason)
+
+
+def _without_late_answers(kind: Any, error: BaseException, trace: Any) -> None:
+    """Show what nobody caught, but for late answers of Orbax's writers."""
+    if kind is not RuntimeError or str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
 
 
 def _cluster() -> Any:

@@ -69,7 +69,7 @@ def test_H13_goes_back_to_a_checkpoint_once(run, command):  # noqa: F811
     code, out, _ = command("train", "resume=run", "rounds=22")
     assert code == 0 and "goes on from step 40" in out
     code, _, err = command("train", "resume=run", "step=7")
-    assert code == 2 and "step=7" in err and "20, 40, 44" in err
+    assert code == 2 and "step=7" in err and "40, 44;" in err
 
 
 def test_H12_forced_it_must_fit(run, command):  # noqa: F811

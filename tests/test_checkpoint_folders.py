@@ -9,7 +9,7 @@ import threading
 
 import optax
 import pytest
-from damage import flip_bytes
+from damage import flip_bytes, other_numbers
 from resumes import (
     Watcher,
     assert_same_history,
@@ -59,7 +59,7 @@ def no_meta(folder):
     (folder / "meta" / "metadata").write_text('{"leaves": ')
 
 
-DAMAGE = [truncate, lose_half, empty, no_meta, flip_bytes]
+DAMAGE = [truncate, lose_half, empty, no_meta, flip_bytes, other_numbers]
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
@@ -69,7 +69,7 @@ def test_H1_unreadable_newest_falls_back_with_a_warning(saved, damage):
     watcher = Watcher()
     run = fit(folder, watcher=watcher)
     assert any("checkpoint of step 12 cannot be read" in x for x in watcher.lines)
-    if damage is flip_bytes:
+    if damage is other_numbers:
         assert any("its checksum differs" in line for line in watcher.lines)
     assert any("goes on from step 9" in line for line in watcher.lines)
     assert (folder / "12.unreadable").is_dir()  # nothing is deleted
@@ -161,7 +161,8 @@ def small_disk(tmp_path):
 def train(folder, *words):
     """Its exit code and all that it says."""
     command = [sys.executable, "-m", "parsgd.cli", "train", f"hydra.run.dir={folder}"]
-    command += ["checkpoint.rounds=20", "optimizer=momentum", "epochs=2", *words]
+    command += ["task.model.features=[512]", "optimizer=momentum", "epochs=2", *words]
+    command += ["checkpoint.rounds=20"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     return run.returncode, run.stdout + run.stderr
 
@@ -172,7 +173,7 @@ def test_H2_a_disk_that_is_full_loses_nothing(small_disk):
     ballast.write_bytes(b"x" * 3_800_000)
     code, said = train(small_disk / "run")
     assert code and "Traceback" not in said, said
-    assert "cannot be written" in said and "No space left on device" in said, said
+    assert "cannot write" in said and "No space left on device" in said, said
     ballast.unlink()
     code, said = train(small_disk / "run")
     assert code == 0, said
@@ -185,7 +186,7 @@ def test_a_folder_that_is_read_only_is_refused_at_once(small_disk):
     subprocess.run(remount, check=True)
     code, said = train(small_disk / "run")
     assert code and "Traceback" not in said, said
-    assert "Read-only file system" in said, said
+    assert "cannot be written" in said and "hydra.run.dir" in said, said
 
 
 def test_H13_last_and_best_are_kept(tmp_path, monkeypatch):

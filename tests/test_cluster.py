@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import flip_bytes
+from damage import other_numbers
 
 from parsgd import cluster, rendezvous
 from parsgd.alike import check_alike
@@ -201,7 +201,7 @@ def two_by_hand(folder, *words, other=()):
 def test_processes_of_two_machines_say_where_they_meet(tmp_path):
     (code, out, _), (other_code, other_out, _) = two_by_hand(tmp_path, *SHORT)
     assert code == other_code == 0
-    assert "completed: run" in out and other_out == ""
+    assert "completed: " in out and "completed: " not in other_out
     record = json.loads((tmp_path / "run/result.json").read_text())
     assert record["summary"]["placement"]["processes"] == 2
 
@@ -211,7 +211,7 @@ def test_E6_other_options_in_one_process_are_refused(tmp_path):
     ends = two_by_hand(
         tmp_path, *SHORT, "worker_batch=2", other=("worker_batch=4", "seed=1")
     )
-    assert [code for code, _, _ in ends] == [2, 2]
+    assert ends[0][0] == 2  # process 0 speaks for all
     assert "worker_batch: 2 in process 0, 4 in process 1" in ends[0][2]
     assert "seed: 0 in process 0, 1 in process 1" in ends[0][2]
 
@@ -261,9 +261,9 @@ def test_H1_parts_of_several_processes_have_checksums(tmp_path):
     spread = [name for name, (_, _, shared, _) in meta["leaves"].items() if not shared]
     assert spread and {*meta["crc32"]} >= {*spread}
     assert all([*meta["crc32"][name]] == ["0", "1", "2", "3"] for name in spread)
-    flip_bytes(newest, "ocdbt.process_1")
+    other_numbers(newest)  # of worker 3, which process 1 has
     for processes, workers in (("2", "4"), ("1", "4"), ("1", "2")):
-        resume = ("train", "resume=run", f"workers={workers}")
+        resume = ("train", "resume=run", "epochs=2", f"workers={workers}")
         launch = ("launch", "--processes", processes, *resume)
         copy = tmp_path / (processes + workers)
         shutil.copytree(tmp_path / "run", copy / "run")

@@ -266,6 +266,14 @@ class _Listed(ocp.checkpoint_managers.PreservationPolicy):
         return [info.step in wanted for info in checkpoints]
 
 
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
+# When one of its writers or readers fails, others fail after it is reported.
+logging.getLogger("asyncio").addFilter(_not_of_orbax)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without Orbax's log, which shows tracebacks of what is reported anyway."""
