@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.lab_runs import METHODS
 from parsgd import network
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -41,6 +42,10 @@ def _groups(store: dict) -> Iterator[tuple[str, int, list[dict]]]:
         yield model, processes, group
 
 
+def _rate(cell: dict) -> float:
+    return network.parse(cell["link"]).rate
+
+
 def steps_of(group: list[dict], method: str) -> tuple[float | None, int]:
     """The median number of steps to the target, and of how many seeds.
 
@@ -57,18 +62,19 @@ def rows(store: dict, group: list[dict]) -> list[dict]:
     """One per link and method: medians, and what follows from them."""
     out = []
     timed = [cell for cell in group if cell["link"] != "steps"]
-    alone = {
-        (cell["link"], cell["method"]): statistics.median(cell["seconds"])
-        for cell in timed
-        if "alone" in cell["method"] and "seconds" in cell
-    }
+    methods = list(METHODS)
+    timed.sort(key=lambda c: (_rate(c), methods.index(c["method"])))
+    alone: dict[str, list[float]] = {}  # no link is in its way
+    for cell in timed:
+        if "alone" in cell["method"] and "seconds" in cell:
+            alone.setdefault(cell["method"], []).extend(cell["seconds"])
     for cell in timed:
         if "error" in cell:
             out.append(cell)
             continue
         seconds = statistics.median(cell["seconds"])
         reference = "DDP alone" if cell["method"].startswith("DDP") else "alone"
-        own = alone.get((cell["link"], reference))
+        own = statistics.median(alone[reference]) if reference in alone else None
         steps, seeds = steps_of(group, cell["method"])
         out.append(
             cell
@@ -105,6 +111,8 @@ def _row(row: dict) -> str:
     if not alone and row["seeds"] and row["steps"] is None:
         steps = "not reached"
     time = "" if row["to_target"] is None else f"{row['to_target']:.3g}"
+    if row["to_target"] is not None and row["to_target"] >= 1000:
+        time = f"{row['to_target']:,.0f}"
     n = f"{len(row['seconds'])}" + (f", {row['seeds']}" if row["seeds"] else "")
     n += " (disturbed)" if row["disturbed"] > BUSY else ""
     return (
@@ -138,6 +146,8 @@ def figure(store: dict, file: Path) -> None:
             )
         axis.set(xscale="log", yscale="log", title=f"{model}, {processes} processes")
         axis.set(xlabel="Mbit/s of each link")
+        axis.set_xticks(rates := sorted({x for c in curves.values() for x, _ in c}))
+        axis.set_xticklabels([f"{x:,g}" for x in rates])
         axis.grid(alpha=0.3)
         if curves:
             axis.legend(fontsize=8)
