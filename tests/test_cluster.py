@@ -34,10 +34,7 @@ ALGORITHMS = (
     "power_sgd",
     "dgc",
     "demo",
-    "random_k",
-    "adasum",
     "one-bit adam",
-    "compressed diloco",
     "one_bit two-sided",
 )
 MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
@@ -218,7 +215,7 @@ def test_E6_other_options_in_one_process_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_path):
-    words = ("--processes", "2", "--kills", "3", "--samples", "4000")
+    words = ("--processes", "2", "--kills", "2", "--samples", "3000")
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.kill_test", *words, "--only", "one_bit_sgd"],
         cwd=HERE.parent,
