@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default those of the process.
     """
     logging.raiseExceptions = False  # a log that cannot be written is no traceback
-    sys.excepthook = _without_late_answers
+    sys.unraisablehook = _without_late_answers
     code: object = 1
     reason = ""
     try:
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cluster.leave(code if isinstance(code, int) else 1, reason)
 
 
-def _without_late_answers(kind: Any, error: BaseException, trace: Any) -> None:
-    """Show what nobody caught, but for late answers of Orbax's writers."""
-    if kind is not RuntimeError or str(error) != "Event loop is closed":
-        sys.__excepthook__(kind, error, trace)
+def _without_late_answers(unraisable: Any) -> None:
+    """Show what nobody can catch, but for late answers of Orbax's writers."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _cluster() -> Any:
