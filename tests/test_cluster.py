@@ -180,11 +180,15 @@ def test_open_mpi_starts_the_processes(tmp_path):
     assert record["summary"]["placement"]["processes"] == 2
 
 
-def two_by_hand(folder, *words, other=()):
-    """Two processes started one by one, as on two machines."""
+def free_address():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{probe.getsockname()[1]}"
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def two_by_hand(folder, *words, other=()):
+    """Two processes started one by one, as on two machines."""
+    where = free_address()
     both = []
     for process in range(2):
         manual = (f"cluster.coordinator={where}", f"cluster.process={process}")
@@ -251,9 +255,8 @@ def test_H1_parts_of_several_processes_have_checksums(tmp_path):
     code, _, err = finished(parsgd(*launch, cwd=tmp_path))
     assert code == 0, err
     where = tmp_path / "run/checkpoints"
-    newest = max(
-        (p for p in where.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
-    )
+    steps = (p for p in where.iterdir() if p.name.isdigit())
+    newest = max(steps, key=lambda p: int(p.name))
     meta = json.loads((newest / "meta/metadata").read_text())
     spread = [name for name, (_, _, shared, _) in meta["leaves"].items() if not shared]
     assert spread and {*meta["crc32"]} >= {*spread}
@@ -273,16 +276,11 @@ def test_H1_parts_of_several_processes_have_checksums(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, number):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{probe.getsockname()[1]}"
+    where = free_address()
     both = []
     for process in range(2):
-        environment = {
-            "PARSGD_COORDINATOR": where,
-            "PARSGD_PROCESSES": "2",
-            "PARSGD_PROCESS": str(process),
-        }
+        environment = {"PARSGD_COORDINATOR": where, "PARSGD_PROCESSES": "2"}
+        environment["PARSGD_PROCESS"] = str(process)
         words = ("train", "workers=2", "epochs=100000", "hydra.run.dir=run")
         both.append(parsgd(*words, cwd=tmp_path, env=os.environ | environment))
     try:
