@@ -30,7 +30,7 @@ from benchmarks.lab_runs import (
     Cell,
     measured,
 )
-from parsgd import network
+from parsgd.lab import network
 
 STORE = ROOT / "outputs" / "lab.json"
 LINKS = ("100mbit", "1gbit", "10gbit", "unlimited")

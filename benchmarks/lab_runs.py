@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from parsgd import network
+from parsgd.lab import network
 
 ROOT = Path(__file__).parent.parent
 BATCH, LR, LOCAL_STEPS = 32, 0.1, 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.lab_runs import METHODS
-from parsgd import network
+from parsgd.lab import network
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 BUSY = 0.05

@@ -62,9 +62,9 @@ def start(cell: Cell, kind: str, devices: int, seconds: float) -> Callable[[], i
 
     import parsgd
     from parsgd.core import phases
-    from parsgd.engine import Engine
-    from parsgd.meter import Meter
-    from parsgd.plan import make_plan, segments
+    from parsgd.training.engine import Engine
+    from parsgd.training.meter import Meter
+    from parsgd.training.plan import make_plan, segments
 
     inner = optax.sgd(LR) if cell.algorithm != "diloco_adamw" else optax.adamw(1e-3)
     strategy = {

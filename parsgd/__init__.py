@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parsgd.compressors import one_bit
     from parsgd.core import Phase, Strategy, TrainState
     from parsgd.errors import UserError
-    from parsgd.placement import Placement, place
+    from parsgd.placement.devices import Placement, place
     from parsgd.reducers import (
         all_reduce,
         compressed_all_reduce,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         synthetic,
         text,
     )
-    from parsgd.train import Observer, Run, fit
+    from parsgd.training.train import Observer, Run, fit
 
 __version__ = "0.1.0"
 
@@ -120,7 +120,7 @@ _HOMES = {
     "compressors": ("one_bit",),
     "core": ("Phase", "Strategy", "TrainState"),
     "errors": ("UserError",),
-    "placement": ("Placement", "place"),
+    "placement.devices": ("Placement", "place"),
     "reducers": ("all_reduce", "compressed_all_reduce", "ef21", "error_feedback"),
     "strategies": (
         "block_momentum",
@@ -152,7 +152,7 @@ _HOMES = {
         "synthetic",
         "text",
     ),
-    "train": ("Observer", "Run", "fit"),
+    "training.train": ("Observer", "Run", "fit"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -7,7 +7,8 @@ import sys
 import absl.logging
 import pytest
 
-from parsgd import cli, job
+from parsgd.cli import job
+from parsgd.cli import main as cli
 
 SHORT = ("epochs=1", "evaluations=1")
 

@@ -2,8 +2,8 @@
 
 import hydra
 
-from parsgd import config, schema
-from parsgd.choices import conf_dir
+from parsgd.config import objects, schema
+from parsgd.config.choices import conf_dir
 
 
 def compose(*overrides, **options):
@@ -13,4 +13,4 @@ def compose(*overrides, **options):
 
 
 def build(*overrides, **options):
-    return config.build(compose(*overrides), **options)
+    return objects.build(compose(*overrides), **options)

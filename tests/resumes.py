@@ -8,9 +8,9 @@ import optax
 from tiny import tiny
 
 import parsgd
-from parsgd import train
 from parsgd.checkpoint.store import Store, quiet
-from parsgd.engine import Engine
+from parsgd.training import train
+from parsgd.training.engine import Engine
 
 
 class Broken(Exception):

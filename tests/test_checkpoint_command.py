@@ -14,7 +14,7 @@ from test_checkpoint_folders import pytestmark  # noqa: F401
 from parsgd import UserError
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import allowed
-from parsgd.resume import resumed
+from parsgd.cli.resume import resumed
 
 RUN = ("strategy=local_sgd", "workers=2", "local_steps=2", "optimizer=momentum")
 RUN += ("evaluations=2", "checkpoint.rounds=10", "hydra.run.dir=run")

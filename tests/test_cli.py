@@ -16,9 +16,9 @@ from fake_jobs import fake_job
 from rich.console import Console
 
 import parsgd
-from parsgd.placement import place
-from parsgd.plan import make_plan
-from parsgd.progress import Display
+from parsgd.cli.progress import Display
+from parsgd.placement.devices import place
+from parsgd.training.plan import make_plan
 
 
 def test_help_lists_the_commands(command):
@@ -35,7 +35,7 @@ def test_help_lists_the_commands(command):
 def test_help_and_lists_load_nothing_that_takes_long(arguments):
     heavy = ("jax", "optax", "numpy", "hydra", "plotly", "polars", "sklearn")
     code = (
-        f"import sys; from parsgd.cli import main; main({arguments});"
+        f"import sys; from parsgd.cli.main import main; main({arguments});"
         f"print([m for m in {heavy} if m in sys.modules])"
     )
     out = subprocess.run(

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from damage import other_numbers
 
-from parsgd import cluster, rendezvous
-from parsgd.alike import check_alike
+from parsgd import cluster
+from parsgd.cluster import rendezvous
+from parsgd.cluster.alike import check_alike
+from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.errors import UserError
-from parsgd.rendezvous import Settings, in_environment
 
 HERE = Path(__file__).parent
 # Each kind of collective, a phase that changes, lanes that differ within a round.

@@ -7,8 +7,8 @@ import pytest
 
 import parsgd
 from parsgd import comm
-from parsgd.placement import Placement
-from parsgd.spmd import spmd
+from parsgd.placement.devices import Placement
+from parsgd.placement.spmd import spmd
 
 # W = 2 would hide a wrong direction or a wrong rank order.
 PLACES = [

@@ -7,7 +7,7 @@ import pytest
 from composed import build
 
 import parsgd
-from parsgd.choices import choices, conf_dir
+from parsgd.config.choices import choices, conf_dir
 from parsgd.errors import UserError
 
 CODES = choices(conf_dir())["compressor"]

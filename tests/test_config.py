@@ -11,10 +11,11 @@ from composed import build, compose
 from omegaconf import OmegaConf
 
 import parsgd
-from parsgd import UserError, config
-from parsgd.choices import conf_dir
+from parsgd import UserError
+from parsgd.config import objects
+from parsgd.config.choices import conf_dir
+from parsgd.config.targets import call, named_packages
 from parsgd.data.dataset import Dataset, Split, as_floats
-from parsgd.targets import call, named_packages
 
 CONF = conf_dir()
 FILES = sorted(p.relative_to(CONF).as_posix() for p in CONF.rglob("*/*.yaml"))
@@ -139,7 +140,7 @@ def test_a_chosen_model_replaces_the_tasks_own_whole(task, sources):
         cfg = compose(f"task={task}", f"task/model={model}", *path, "worker_batch=2")
         file = yaml.safe_load((CONF / "task/model" / f"{model}.yaml").read_text())
         assert OmegaConf.to_container(cfg.task.model) == file
-        jax.eval_shape(config.build(cfg).task.init, jax.random.key(0))
+        jax.eval_shape(objects.build(cfg).task.init, jax.random.key(0))
         if model == DEFAULTS[task]:
             assert compose(f"task={task}", *path).task.model == cfg.task.model
     narrow = "width=8" if task == "text" else "features=[3]"
@@ -229,7 +230,7 @@ def test_D2_the_stored_config_keeps_the_unscaled_rate():
     # Built again from what it stored, twice over: nothing is scaled twice.
     again = first
     for _ in range(2):
-        again = config.build(OmegaConf.create(again.config))
+        again = objects.build(OmegaConf.create(again.config))
         assert again.config == first.config
         for step in (0, 1, 50):
             rate = again.arguments["learning_rate"](step)

@@ -17,8 +17,11 @@ from command_line import SHORT, command  # noqa: F401
 from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, named, read
 
 import parsgd
-from parsgd import cluster, config, rendezvous, sweep
-from parsgd.choices import choices, conf_dir
+from parsgd import cluster
+from parsgd.cli import sweep
+from parsgd.cluster import rendezvous
+from parsgd.config import schema
+from parsgd.config.choices import choices, conf_dir
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 DOCS = ROOT / "docs"
@@ -146,7 +149,7 @@ def test_contributing_example_agrees_in_all_placements(contributed):
 def test_configuration_names_every_key_group_and_variable():
     keys = named(first_cells(DOCS / "configuration.md"))
     groups = set(choices(conf_dir()))
-    fields = {field.name for field in dataclasses.fields(config.Config)}
+    fields = {field.name for field in dataclasses.fields(schema.Config)}
     assert fields <= keys | groups
     assert {name.split("/")[0] for name in groups} <= keys
     rules = {*choices(conf_dir())["scaling"]}

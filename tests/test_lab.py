@@ -16,7 +16,7 @@ from processes import alive
 from parsgd.errors import UserError
 from parsgd.lab import links
 from parsgd.lab.counters import Counters
-from parsgd.network import Link
+from parsgd.lab.network import Link
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 import pytest
 from processes import alive
 
-from parsgd import launch
+from parsgd.cluster import launch
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 SCRIPT = """\

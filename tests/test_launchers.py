@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from parsgd import cluster, launchers, slots
+from parsgd import cluster
+from parsgd.cli import launchers, slots
 from parsgd.errors import UserError
 
 SHORT = ("epochs=1", "evaluations=1")
@@ -97,7 +98,7 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
 SHARES = """
 import os, sys
 from pathlib import Path
-from parsgd import slots
+from parsgd.cli import slots
 from parsgd.errors import UserError
 try:
     slot = slots.share(Path("slots"), 2)

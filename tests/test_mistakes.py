@@ -10,7 +10,7 @@ from composed import build, compose
 from hydra.errors import HydraException
 
 from parsgd import UserError
-from parsgd.messages import explain
+from parsgd.config.messages import explain
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from parsgd import network
 from parsgd.errors import UserError
-from parsgd.network import Link
+from parsgd.lab import network
+from parsgd.lab.network import Link
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from tiny import tiny
 from zoo import ZOO
 
 import parsgd
-from parsgd import comm, placement
+from parsgd import comm
 from parsgd.core import phases
 from parsgd.data.order import Order
-from parsgd.engine import Engine
 from parsgd.lanes import shared_outputs
-from parsgd.placement import place
+from parsgd.placement.devices import place
+from parsgd.training.engine import Engine
 
 
 def engine(name, workers, kind, devices=None, task=None, **options):
@@ -77,7 +77,7 @@ def test_pmap_with_one_lane_agrees():
 @pytest.mark.parametrize("name", ZOO)
 def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
     reference, losses, _ = state_after(name, 4, "vmap")
-    monkeypatch.setattr(placement, "better_in_turn", lambda *a, **k: True)
+    monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
     for devices in (1, 2):
         run, _ = engine(name, 4, "shard_map", devices)
         exchanges = run.worker.identical and not name.startswith("single")
@@ -95,7 +95,7 @@ def test_lanes_that_communicate_never_take_turns(monkeypatch):
     def local(grads, state, params):
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, comm.shift(grads)), state
 
-    monkeypatch.setattr(placement, "better_in_turn", lambda *a, **k: True)
+    monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
     run, _ = engine(parsgd.Strategy(lambda params: (), local), 4, "vmap")
     assert "one after the other" not in run.describe()
 

@@ -9,7 +9,7 @@ from command_line import command  # noqa: F401
 from rich.console import Console
 from rich.filesize import decimal
 
-from parsgd.progress import Display
+from parsgd.cli.progress import Display
 
 
 @pytest.mark.parametrize(

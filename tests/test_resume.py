@@ -21,7 +21,7 @@ import parsgd
 from parsgd.checkpoint.keeper import keeping
 from parsgd.core import phases
 from parsgd.data.order import Order
-from parsgd.engine import Engine
+from parsgd.training.engine import Engine
 
 MORE = ("one_bit two-sided", "zero-one adam", "compressed block_momentum")
 ROWS = ZOO | {name: MORE_ROWS[name] for name in MORE}

@@ -13,8 +13,8 @@ import parsgd
 from parsgd import UserError
 from parsgd.checkpoint import leaves, resize
 from parsgd.checkpoint.leaves import Leaf
-from parsgd.loop import resumed_plan
-from parsgd.plan import Origin, make_plan, segments
+from parsgd.training.loop import resumed_plan
+from parsgd.training.plan import Origin, make_plan, segments
 
 
 def own(x, workers, dtype="float32"):

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from parsgd import UserError, scaling
-from parsgd.plan import make_plan
+from parsgd.training.plan import make_plan
 
 RULES = (scaling.none, scaling.linear, scaling.sqrt, scaling.adam_sqrt)
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}

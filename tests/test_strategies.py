@@ -10,8 +10,8 @@ from zoo import ZOO
 import parsgd
 from parsgd import comm
 from parsgd.core import init_state, no_sync, phases, run_round
-from parsgd.plan import make_plan, segments
-from parsgd.spmd import spmd
+from parsgd.placement.spmd import spmd
+from parsgd.training.plan import make_plan, segments
 
 LR, MU = 0.1, 0.8
 

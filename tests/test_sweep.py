@@ -13,7 +13,7 @@ from composed import compose
 
 import parsgd.report
 from parsgd import cluster
-from parsgd.sweep import make_devices
+from parsgd.cli.sweep import make_devices
 
 SWEEP = ("train", "-m", "hydra.sweep.dir=sweep", *SHORT)
 
@@ -165,7 +165,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
 )
 def test_devices_suffice_for_the_largest_job(monkeypatch, wanted, expected):
     asked = []
-    monkeypatch.setattr("parsgd.sweep.want_cpu_devices", asked.append)
+    monkeypatch.setattr("parsgd.cli.sweep.want_cpu_devices", asked.append)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     make_devices(wanted)
     assert asked == [expected]

@@ -13,10 +13,11 @@ from tiny import tiny
 from zoo import ZOO, shapes_of
 
 import parsgd
-from parsgd import comm, compressors, spmd, traffic
+from parsgd import comm, compressors, traffic
 from parsgd.core import phases
 from parsgd.data.order import Order
-from parsgd.engine import Engine
+from parsgd.placement import spmd
+from parsgd.training.engine import Engine
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4, 64])

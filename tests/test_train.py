@@ -12,7 +12,7 @@ from tiny import scalar, tiny
 import parsgd
 from parsgd.core import gradient
 from parsgd.data.order import Order
-from parsgd.train import Observer
+from parsgd.training.train import Observer
 
 
 def first_update(task, algorithm, **options):
@@ -283,7 +283,7 @@ def test_same_seed_same_result_and_I6_fit_twice():
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("rows", [1, 3, 20])
 def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
-    monkeypatch.setattr("parsgd.evaluate.CHUNK", rows)
+    monkeypatch.setattr("parsgd.training.evaluate.CHUNK", rows)
     task = tiny()
     run = parsgd.fit(
         task, parsgd.sync_sgd(optax.sgd(0.0)), workers=workers, worker_batch=4,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from parsgd.watch import AHEAD, DEAD_SECONDS, HANGING, Watch
+from parsgd.cluster.watch import AHEAD, DEAD_SECONDS, HANGING, Watch
 
 
 class Store:

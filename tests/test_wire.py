@@ -13,7 +13,7 @@ from parsgd.lab.command import table
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
 from parsgd.traffic import Message, Traffic
-from parsgd.train import Observer
+from parsgd.training.train import Observer
 
 
 def record(round, bytes, seconds=0.0):

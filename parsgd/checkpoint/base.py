@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from parsgd.core import TrainState
-from parsgd.engine import Engine
+from parsgd.training.engine import Engine
 
 
 class Resumed(NamedTuple):

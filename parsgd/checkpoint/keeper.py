@@ -25,9 +25,9 @@ from parsgd.checkpoint.settings import (
     check_format,
 )
 from parsgd.core import TrainState
-from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.evaluate import score_of
+from parsgd.training.engine import Engine
+from parsgd.training.evaluate import score_of
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store

@@ -25,16 +25,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parsgd import spmd
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import same_leaves
 from parsgd.checkpoint.leaves import Leaf
 from parsgd.checkpoint.settings import FolderError
 from parsgd.core import TrainState, mean_readout
-from parsgd.engine import Engine
-from parsgd.placement import Placement
+from parsgd.placement import spmd
+from parsgd.placement.devices import Placement
+from parsgd.training.engine import Engine
+from parsgd.training.worker import Worker
 from parsgd.words import counted
-from parsgd.worker import Worker
 
 KEPT, MEAN, SPLIT = "kept", "mean of the workers", "split anew between the workers"
 READOUT, DEALT = "the readout, on every worker", "each from an old worker"

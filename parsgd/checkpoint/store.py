@@ -23,7 +23,7 @@ from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.names import free
 from parsgd.errors import UserError
-from parsgd.evaluate import score_of
+from parsgd.training.evaluate import score_of
 
 STATE, META, SUMS = "state", "meta", "crc32"
 

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parsgd import network
-from parsgd.errors import UserError
-from parsgd.lab import links
-from parsgd.launch import (
+from parsgd.cluster.launch import (
     COMMANDS,
     Parser,
     command_line,
@@ -21,7 +18,9 @@ from parsgd.launch import (
     turns,
     whole,
 )
-from parsgd.supervise import supervise
+from parsgd.cluster.supervise import supervise
+from parsgd.errors import UserError
+from parsgd.lab import links, network
 
 USAGE = """\
 usage: parsgd lab [--processes N] [--link LINK] [--pin] [--grace SECONDS]

@@ -19,10 +19,10 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
 
     It also notes the traffic that ``fit`` asks the engine for, to know the calls.
     """
-    from parsgd.engine import Engine
     from parsgd.lab.counters import read
     from parsgd.lab.wire import Wire
-    from parsgd.train import Observer
+    from parsgd.training.engine import Engine
+    from parsgd.training.train import Observer
 
     traffic, numbers = Engine.traffic, itertools.count()
 
@@ -49,7 +49,8 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
 
 def main() -> int:
     """Run the command."""
-    from parsgd import cli, job
+    from parsgd.cli import job
+    from parsgd.cli import main as cli
 
     file, *arguments = sys.argv[1:]
     job.fit = counted(job.fit, Path(file), DEVICE)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from parsgd.errors import UserError
 from parsgd.lab.counters import FILES, Counters
-from parsgd.network import Link
+from parsgd.lab.network import Link
 
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")

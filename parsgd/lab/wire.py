@@ -14,7 +14,7 @@ from typing import Any
 from parsgd.lab import gloo
 from parsgd.lab.counters import Counters
 from parsgd.traffic import Traffic
-from parsgd.train import Record
+from parsgd.training.train import Record
 
 QUIET_SECONDS = 0.005
 MOST_SECONDS = 2.0  # to wait until all is sent

@@ -11,14 +11,15 @@ import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
 
-from parsgd import cluster, comm, placement, spmd, traffic
+from parsgd import cluster, comm, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
 from parsgd.errors import UserError
 from parsgd.lanes import in_turn, shared_outputs
-from parsgd.placement import Placement
+from parsgd.placement import spmd
+from parsgd.placement.devices import Placement, better_in_turn, place, prepare
 from parsgd.tasks import Task
-from parsgd.worker import Worker
+from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
@@ -65,10 +66,10 @@ class Engine:
         micro_batches: int = 1,
     ):
         # Where devices are made out of cores, make them before the backend starts.
-        placement.prepare(devices)
+        prepare(devices)
         self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
-        self.placement: Placement = placement.place(
+        self.placement: Placement = place(
             order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
         self._lanes = self._lanes_in_turn()
@@ -80,12 +81,12 @@ class Engine:
 
     def _lanes_in_turn(self) -> list[bool]:
         """For each phase whether lanes run their local steps one after the other."""
-        place, worker = self.placement, self.worker
+        placement, worker = self.placement, self.worker
         phases = range(len(worker.phases))
-        if place.lanes == 1 or worker.identical or place.kind == "debug":
+        if placement.lanes == 1 or worker.identical or placement.kind == "debug":
             return [False for _ in phases]
         better = functools.partial(
-            placement.better_in_turn, place, step_flops=worker.step_flops
+            better_in_turn, placement, step_flops=worker.step_flops
         )
         return [
             worker.isolated(phase) and better(lane_bytes=worker.own_bytes(phase))
@@ -255,7 +256,7 @@ class Engine:
         return out
 
     def check_replicas(self, state: TrainState) -> None:
-        """See `parsgd.spmd.check_replicas`."""
+        """See `parsgd.placement.spmd.check_replicas`."""
         spmd.check_replicas(state, self.shared, self.placement)
 
 

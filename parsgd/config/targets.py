@@ -19,8 +19,8 @@ from hydra._internal.utils import _locate
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
+from parsgd.config.messages import nearest
 from parsgd.errors import UserError
-from parsgd.messages import nearest
 
 ALLOWED = ("parsgd", "optax", "flax")
 _TARGET = re.compile(r"_target_['\"]?\s*[=:]\s*['\"]?([A-Za-z_][\w.]*)")

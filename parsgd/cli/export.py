@@ -12,16 +12,16 @@ from omegaconf import DictConfig
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store, quiet
-from parsgd.config import build
+from parsgd.cli.resume import CHECKPOINTS
+from parsgd.config.objects import build
+from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
-from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.evaluate import evaluator
-from parsgd.placement import prepare
-from parsgd.plan import make_plan
-from parsgd.resume import CHECKPOINTS
-from parsgd.targets import ALLOWED, named_packages
+from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
+from parsgd.training.engine import Engine
+from parsgd.training.evaluate import evaluator
+from parsgd.training.plan import make_plan
 from parsgd.words import counted
 
 EXPORT = """\

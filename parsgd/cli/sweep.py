@@ -23,10 +23,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import cluster, launchers
+from parsgd import cluster
+from parsgd.cli import launchers
+from parsgd.config.messages import explain, is_mistake
 from parsgd.errors import UserError
-from parsgd.messages import explain, is_mistake
-from parsgd.placement import want_cpu_devices
+from parsgd.placement.devices import want_cpu_devices
 from parsgd.words import counted
 
 

@@ -1,4 +1,4 @@
-"""``build``: from a run's config, `parsgd.schema.Config`, to objects."""
+"""``build``: from a run's config, `parsgd.config.schema.Config`, to objects."""
 
 import functools
 import math
@@ -11,13 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parsgd import scaling
+from parsgd.config.messages import explain, nearest
+from parsgd.config.schema import Config, Placement, register
+from parsgd.config.targets import ALLOWED, call, no_target, takes
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
-from parsgd.messages import explain, nearest
-from parsgd.plan import Plan, make_plan
-from parsgd.schema import Config, Placement, register
-from parsgd.targets import ALLOWED, call, no_target, takes
 from parsgd.tasks import Task
+from parsgd.training.plan import Plan, make_plan
 
 SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
 SIZES += ("epochs", "samples", "rounds", "micro_batches")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from parsgd.engine import Engine, Outcome
-from parsgd.plan import Plan, Segment
+from parsgd.training.engine import Engine, Outcome
+from parsgd.training.plan import Plan, Segment
 from parsgd.words import counted
 
 Record = dict[str, Any]

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from parsgd.core import Params, Phase, State, TrainState
-from parsgd.engine import Engine
-from parsgd.evaluate import evaluator
-from parsgd.meter import Meter, Record
-from parsgd.plan import Origin, Plan, Segment, after, segments, stretches
 from parsgd.tasks import Task
+from parsgd.training.engine import Engine
+from parsgd.training.evaluate import evaluator
+from parsgd.training.meter import Meter, Record
+from parsgd.training.plan import Origin, Plan, Segment, after, segments, stretches
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.base import Keeper
-    from parsgd.train import Observer
+    from parsgd.training.train import Observer
 
 
 class Loop:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from parsgd import cluster
+from parsgd.cli.slots import share
 from parsgd.errors import UserError
-from parsgd.slots import share
 
 BASIC, JOBLIB, SLURM = "BasicLauncher", "JoblibLauncher", "SlurmLauncher"
 

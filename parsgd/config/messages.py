@@ -15,7 +15,7 @@ from hydra.errors import (
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from parsgd.choices import choices, conf_dir
+from parsgd.config.choices import choices, conf_dir
 from parsgd.errors import UserError
 
 _NO_CHOICE = "Config group override must be a string"

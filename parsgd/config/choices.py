@@ -40,7 +40,7 @@ def show(arguments: list[str]) -> int:
 
 def conf_dir() -> Path:
     """The shipped configs: inside an installed package, else the repository's."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
 

@@ -11,15 +11,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import cluster, config
-from parsgd.choices import conf_dir, config_dir
+from parsgd import cluster
+from parsgd.cli.resume import resumed
+from parsgd.cluster.rendezvous import Settings, in_environment
+from parsgd.config import objects
+from parsgd.config.choices import conf_dir, config_dir
+from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
-from parsgd.rendezvous import Settings, in_environment
-from parsgd.resume import resumed
-from parsgd.targets import ALLOWED, named_packages
 
 if TYPE_CHECKING:
-    from parsgd.job import Outcome
+    from parsgd.cli.job import Outcome
 
 # Of several processes only the first writes and shows.
 SILENT = (
@@ -55,7 +56,7 @@ def train(arguments: list[str]) -> int:
 
     Returns:
         0, or 1 if the run failed or diverged, or 2 if it could not be as asked. A sweep
-        ends in `parsgd.sweep.Sweep`, which knows all of its jobs.
+        ends in `parsgd.cli.sweep.Sweep`, which knows all of its jobs.
     """
     allowed = _allowed(arguments, config_dir(arguments)[0])
     # After that: what a folder says must not choose code.
@@ -63,8 +64,8 @@ def train(arguments: list[str]) -> int:
     codes = [0]
 
     def job(cfg: DictConfig) -> float:
-        from parsgd.job import run_job
-        from parsgd.launchers import elsewhere, own_share
+        from parsgd.cli.job import run_job
+        from parsgd.cli.launchers import elsewhere, own_share
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
             raise UserError(
@@ -185,7 +186,7 @@ def traffic(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         print(TRAFFIC, end="")
         return 0
-    from parsgd.traffic_table import show
+    from parsgd.cli.traffic_table import show
 
     folder, overrides = config_dir(arguments)
     for argument in overrides:
@@ -197,7 +198,7 @@ def traffic(arguments: list[str]) -> int:
     overrides += _searched(folder)
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
-    built = config.build(cfg, allowed=_allowed(arguments, folder))
+    built = objects.build(cfg, allowed=_allowed(arguments, folder))
     show(built)
     return 0
 
@@ -207,7 +208,7 @@ def report(arguments: list[str]) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(REPORT, end="")
         return 0 if arguments else 2
-    from parsgd.sweep import show_report
+    from parsgd.cli.sweep import show_report
 
     options: dict[str, str] = {}
     dirs = []

@@ -1,6 +1,7 @@
 """Run one worker's program on all workers of a placement.
 
-What workers share (`parsgd.lanes`) is stored once, on each device that needs it.
+What workers share (`parsgd.lanes`) is stored once, on each device that needs
+it.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from parsgd import cluster
 from parsgd.comm import DEVICES, LANES
 from parsgd.lanes import axes, one_worker, prefixed
-from parsgd.placement import Placement
+from parsgd.placement.devices import Placement
 
 
 def spmd(

@@ -32,7 +32,7 @@ class Placement:
 
 @dataclass
 class Cluster:
-    """How several processes find each other; see `parsgd.rendezvous.Settings`."""
+    """How several processes find each other; `parsgd.cluster.rendezvous`."""
 
     kind: str = "auto"
     coordinator: str | None = None

@@ -11,9 +11,9 @@ A placement has D devices and L lanes on each, W = D * L:
 ``auto``       picks by what was measured, and says why
 =============  ======================================================================
 
-What all workers share is stored once: `parsgd.spmd` reads from the program what that
-is. Synchronous SGD on 256 simulated workers keeps one copy of the parameters, one-bit
-SGD one copy and 256 residuals, with no help from the algorithm.
+What all workers share is stored once: `parsgd.placement.spmd` reads from the program
+what that is. Synchronous SGD on 256 simulated workers keeps one copy of the parameters,
+one-bit SGD one copy and 256 residuals, with no help from the algorithm.
 """
 
 import os

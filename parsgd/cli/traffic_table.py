@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from parsgd.config import SIZES, Built
+from parsgd.cli.progress import compare, per_round
+from parsgd.config.objects import SIZES, Built
 from parsgd.core import phases
-from parsgd.engine import Engine
-from parsgd.plan import Segment, make_plan, segments
-from parsgd.progress import compare, per_round
 from parsgd.traffic import Traffic
+from parsgd.training.engine import Engine
+from parsgd.training.plan import Segment, make_plan, segments
 from parsgd.words import counted
 
 

@@ -2,8 +2,8 @@
 
 For tests and debugging on CPU; on a cluster its own launcher (``srun``, ``mpirun``)
 starts the processes. Each one gets where the first is, how many there are and which it
-is, as `parsgd.cluster` reads them. They live and die together: what fails first ends
-the others, and nothing is left behind, however this process ends.
+is, as `parsgd.cluster.rendezvous` reads them. They live and die together: what fails
+first ends the others, and nothing is left behind, however this process ends.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def launch(arguments: list[str]) -> int:
     parser.add_argument("--pin", action="store_true")
     parser.add_argument("--grace", type=seconds, default=5.0)
     options = parser.parse(arguments)
-    from parsgd.supervise import supervise
+    from parsgd.cluster.supervise import supervise
 
     command = command_line("launch", options.command)
     with reserve() as port:
@@ -136,7 +136,7 @@ def command_line(name: str, words: Sequence[str]) -> list[str]:
 
 
 def environments(coordinator: str, processes: int) -> list[dict[str, str]]:
-    """What tells each process its place; `parsgd.cluster` reads it.
+    """What tells each process its place; `parsgd.cluster.rendezvous` reads it.
 
     Args:
         coordinator: ``host:port`` where process 0 will listen.

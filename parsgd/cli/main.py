@@ -66,7 +66,7 @@ def _without_late_answers(unraisable: Any) -> None:
 
 def _cluster() -> Any:
     """The module, if the command has come to it."""
-    return sys.modules.get("parsgd.cluster")
+    return sys.modules.get("parsgd.cluster.group")
 
 
 def _main(arguments: Sequence[str] | None) -> int:
@@ -99,11 +99,11 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _command(name: str, rest: list[str]) -> int:
     if name == "list":
-        from parsgd.choices import show
+        from parsgd.config.choices import show
 
         return show(rest)
     if name == "launch":
-        from parsgd.launch import launch
+        from parsgd.cluster.launch import launch
 
         return launch(rest)
     if name == "lab":
@@ -116,17 +116,17 @@ def _command(name: str, rest: list[str]) -> int:
     # Before JAX is imported: its runtime's errors are shown, its warnings are not.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if name in ("export", "evaluate"):
-        from parsgd import export
+        from parsgd.cli import export
 
         return getattr(export, name)(rest)
-    from parsgd import commands
+    from parsgd.cli import commands
 
     return getattr(commands, name)(rest)
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> int:
     """Print a user's mistake as one message; show any other error as it is."""
-    from parsgd.messages import explain, is_mistake
+    from parsgd.config.messages import explain, is_mistake
 
     if is_mistake(error):
         _complain(explain(error, arguments))
@@ -149,7 +149,3 @@ def _complain(text: str) -> None:
     first = os.environ.get("PARSGD_PROCESS", "0") == "0"
     if first and (cluster is None or cluster.is_first()):  # all would say the same
         print(f"parsgd: {text}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

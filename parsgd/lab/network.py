@@ -4,7 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
-from parsgd.choices import choices, conf_dir
+from parsgd.config.choices import choices, conf_dir
 from parsgd.errors import UserError
 
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from parsgd.train import Observer, Record
+from parsgd.training.train import Observer, Record
 from parsgd.words import decimals
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
-"""Several processes as one run: who is who, what they agree on, and who is gone.
+"""The processes of a run: who is who, what they agree on, and who is gone.
 
-JAX's distributed runtime connects the processes and moves the arrays; it must start
-before JAX's backend does. Its key-value store works at once, and processes agree there
-on what they decide by: a folder's name, a clock, how a job ended.
+They agree in the key-value store of JAX's distributed runtime, which works before a
+backend does, on what they decide by: a folder's name, a clock, how a job ended.
 """
 
 import contextlib
@@ -11,89 +10,12 @@ import functools
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from parsgd import rendezvous
+from parsgd.cluster.watch import DEAD_SECONDS, Watch
 from parsgd.errors import UserError
-from parsgd.rendezvous import Settings
-from parsgd.watch import DEAD_SECONDS, Watch
-
-SAME_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
-
-
-def start(settings: Settings) -> None:
-    """Join the other processes, if there are any. Before JAX's backend starts.
-
-    Args:
-        settings: How they find each other.
-
-    Raises:
-        UserError: Settings that contradict each other, a coordinator that cannot be
-            reached, a port that is taken, or a backend that already runs.
-    """
-    _started.cache_clear()
-    arguments = rendezvous.arguments(settings)
-    if arguments is None or _client() is not None:
-        return
-    import jax
-
-    where = arguments.get("coordinator_address")
-    seconds = max(1, round(settings.timeout))
-    if where and arguments["process_id"] == 0:
-        rendezvous.check_port(where)
-    # On CPU this scheduler may order a program's collectives in one process unlike in
-    # another, and then they exchange what does not belong together.
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} {SAME_ORDER}".strip()
-    _use_batch_scheduling()
-    # Otherwise JAX aborts the process before it can say who is gone.
-    jax.config.update("jax_enable_recoverability", True)
-    # It would take SIGTERM for itself.
-    jax.config.update("jax_enable_preemption_service", False)
-    message = (
-        f"the processes did not find each other within cluster.timeout={seconds} s: "
-        f"see that all were started, that {where or 'process 0'} can be reached from "
-        "every one of them, and that they agree on cluster.coordinator"
-    )
-    patience = threading.Timer(seconds, _give_up, [message])
-    patience.daemon = True
-    patience.start()
-    try:
-        jax.distributed.initialize(
-            **arguments,
-            # JAX would abort the process, without a word to the user.
-            initialization_timeout=seconds + 60,
-            heartbeat_timeout_seconds=max(seconds, 10),
-            shutdown_timeout_seconds=seconds,
-        )
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{message} ({first})") from error
-    finally:
-        patience.cancel()
-    _watch.start(_client(), process(), processes(), settings.timeout)
-
-
-def _use_batch_scheduling() -> None:
-    """Let no thread of this process interrupt another because it was woken.
-
-    Threads started from here on take it over. gloo's reading thread wakes while the
-    thread that sends still holds the connection's lock, and then spins until the
-    scheduler's next tick: on one core some milliseconds for each collective.
-    """
-    if not hasattr(os, "SCHED_BATCH"):  # as on macOS
-        return
-    with contextlib.suppress(OSError):  # where it is forbidden it is slower
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _give_up(message: str) -> None:
-    print(f"parsgd: {message}", file=sys.stderr, flush=True)
-    os._exit(2)
 
 
 def _client() -> Any:
@@ -112,6 +34,20 @@ def _state() -> Any:
     from jax._src import distributed
 
     return distributed.global_state
+
+
+def is_connected() -> bool:
+    """Whether this process has joined others, or itself alone."""
+    return _client() is not None
+
+
+def connected(timeout: float) -> None:
+    """From here on, after `join.start`, this process watches the others.
+
+    Args:
+        timeout: Seconds after which one that does not answer is gone.
+    """
+    _watch.start(_client(), process(), processes(), timeout)
 
 
 def processes() -> int:
@@ -167,6 +103,11 @@ def agree(name: str, text: str) -> str:
 def _started() -> datetime.datetime:
     now = datetime.datetime.now().isoformat()
     return datetime.datetime.fromisoformat(agree("started", now))
+
+
+def forget_start() -> None:
+    """Let the clock of `started` start anew, as for the next command of a process."""
+    _started.cache_clear()
 
 
 def started(pattern: str) -> str:

@@ -17,19 +17,19 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from parsgd import cluster, results
-from parsgd.alike import check_alike
-from parsgd.caching import cache_compilations
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.settings import FolderError
-from parsgd.config import Built, build, resolved
+from parsgd.cli.caching import cache_compilations
+from parsgd.cli.memory import peak_memory, reset_peak_memory
+from parsgd.cli.progress import Display
+from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
+from parsgd.cluster.alike import check_alike
+from parsgd.config.objects import Built, build, resolved
+from parsgd.config.targets import ALLOWED
 from parsgd.errors import UserError
-from parsgd.evaluate import score_of
-from parsgd.memory import peak_memory, reset_peak_memory
-from parsgd.progress import Display
 from parsgd.results.files import RESULT
-from parsgd.resume import CHECKPOINTS, has_checkpoints
-from parsgd.targets import ALLOWED
-from parsgd.train import Observer, Record, fit
+from parsgd.training.evaluate import score_of
+from parsgd.training.train import Observer, Record, fit
 
 log = logging.getLogger(__name__)
 

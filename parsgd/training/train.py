@@ -5,18 +5,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from parsgd.alike import check_alike
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
+from parsgd.cluster.alike import check_alike
 from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
 from parsgd.data.order import Tail
-from parsgd.engine import Engine
 from parsgd.errors import UserError
-from parsgd.loop import Evaluation, Loop, resumed_plan
-from parsgd.meter import Meter, Record
-from parsgd.placement import prepare
-from parsgd.plan import Plan, make_plan, segments
+from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
+from parsgd.training.engine import Engine
+from parsgd.training.loop import Evaluation, Loop, resumed_plan
+from parsgd.training.meter import Meter, Record
+from parsgd.training.plan import Plan, make_plan, segments
 
 
 class Run(NamedTuple):

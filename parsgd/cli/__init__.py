@@ -1,0 +1,1 @@
+"""The console command, and what surrounds a run that it starts."""

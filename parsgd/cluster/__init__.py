@@ -1,0 +1,33 @@
+"""Several processes as one run, on one machine or many."""
+
+from parsgd.cluster.group import (
+    agree,
+    busy,
+    exchange,
+    failing,
+    is_first,
+    leave,
+    on_this_host,
+    process,
+    processes,
+    started,
+    together,
+)
+from parsgd.cluster.join import start
+from parsgd.cluster.rendezvous import Settings
+
+__all__ = [
+    "Settings",
+    "agree",
+    "busy",
+    "exchange",
+    "failing",
+    "is_first",
+    "leave",
+    "on_this_host",
+    "process",
+    "processes",
+    "start",
+    "started",
+    "together",
+]

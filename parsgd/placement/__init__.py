@@ -1,0 +1,1 @@
+"""Where workers run, and what of theirs is stored once."""

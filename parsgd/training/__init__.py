@@ -1,0 +1,1 @@
+"""`fit`: one run, from its sizes to its records."""
