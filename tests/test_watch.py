@@ -71,3 +71,22 @@ def test_who_is_silent_is_gone_and_who_fails_says_why(two):
     watch._store.values["parsgd/alive/1"] = silent
     watch._seen[1] = (silent.split()[0], 100.0)
     assert "process 1 of 2 is gone: no sign of life" in watch._missing(DEAD_SECONDS)
+
+
+def test_what_hangs_is_counted_from_when_all_had_come(two):
+    watch, later = two
+    watch.enter("the 12 rounds")
+    for _ in range(2 * HANGING):
+        assert later(60, AHEAD) is None  # it compiles, however long
+    for _ in range(HANGING):
+        assert later(60, 1) is None
+    assert "all processes have come to the 12 rounds" in later(1, 1)
+
+
+def test_who_may_be_late_is_waited_for(two):
+    watch, later = two
+    watch.enter("the end", patient=True)
+    for _ in range(100):
+        assert later(60, 0) is None
+    assert later(3, 0, "no disk") is None
+    assert later(3, 0, "no disk") == "process 1 of 2 failed: no disk"

@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
-from parsgd.checkpoint.asked import on_request
 from parsgd.checkpoint.base import Keeper, Resumed
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.names import REPLACED, UNREADABLE, refuse_foreign
@@ -21,16 +20,19 @@ from parsgd.checkpoint.settings import (
     FORMAT,
     Checkpoints,
     FolderError,
-    check,
     check_format,
 )
 from parsgd.core import TrainState
 from parsgd.errors import UserError
+from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # that ask a run to end
 
 
 @contextlib.contextmanager
@@ -43,13 +45,13 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
     if settings is None:
         yield Keeper()
         return
-    check(settings)
     from parsgd.checkpoint.store import Store, quiet
 
     folder = Path(settings.folder)
     with contextlib.ExitStack() as stack:
 
         def claim() -> None:
+            refuse_foreign(folder)  # before its lock is touched
             stack.enter_context(locked(folder))
             refuse_foreign(folder)
 
@@ -57,12 +59,16 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         stack.enter_context(quiet())
         keeper = _Saving(settings, folder)
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
-        stack.enter_context(on_request(keeper.ask_to_end))
+        stack.enter_context(handled(SIGNALS, keeper.ask_to_end))
         try:
             yield keeper
-        except BaseException:
-            # What went wrong first is what is reported.
-            with contextlib.suppress(UserError):
+        except BaseException as error:
+            # What went wrong first is what is reported, also to other processes that
+            # wait for this one to write.
+            alone = isinstance(error, Exception)
+            with contextlib.suppress(UserError), contextlib.ExitStack() as told:
+                if alone:
+                    told.enter_context(cluster.failing(f"{error}"))
                 keeper.store.close()
             raise
         keeper.store.close()
@@ -82,7 +88,9 @@ class _Saving(Keeper):
 
     def look(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
-        for step in self.store.steps():
+        steps = self.store.steps()
+        chosen = self.store.chosen(str(self.settings.step)) if steps else 0
+        for step in [step for step in steps if step <= chosen]:
             try:
                 meta = self.store.meta(step)
             except Exception:
@@ -108,19 +116,13 @@ class _Saving(Keeper):
         template = engine.init(key)
         unreadable: dict[int, str] = {}
         for step in steps:
-            found, problem = None, ""
             try:
                 found = self._read(step, engine, template)
-            except UserError:
-                raise
-            except Exception as error:
-                first = str(error).strip().partition("\n")[0]
-                problem = f"{type(error).__name__}: {first}"
-            problems = cluster.exchange("restore", problem)
-            if found and not any(problems):
-                self._take(found, unreadable, newer)
-                return found
-            unreadable[step] = next(filter(None, problems))
+            except _Unreadable as error:
+                unreadable[step] = str(error)
+                continue
+            self._take(found, unreadable, newer)
+            return found
         listed = "; ".join(f"step {s}: {why}" for s, why in unreadable.items())
         raise FolderError(
             f"none of the checkpoints in {self._folder} can be read ({listed}): bring "
@@ -148,12 +150,13 @@ class _Saving(Keeper):
         self._history, self._saved = meta["history"], meta["round"]
 
     def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:
-        meta = self.store.meta(step)
+        meta = _by_all(lambda: self.store.meta(step))
         old = leaves.from_json(meta["leaves"])
         new = leaves.describe(template, engine.shared)
         if meta["workers"] == engine.placement.workers:
             differences.same_leaves(old, new, self._folder)
-            arrays = self.store.arrays(step, leaves.abstract(template))
+            wanted = leaves.abstract(template)
+            arrays = _by_all(lambda: self.store.arrays(step, wanted))
             return Resumed(leaves.unpack(template, arrays), meta)
         state, lines = resize.resized(
             engine,
@@ -162,7 +165,7 @@ class _Saving(Keeper):
             old,
             meta["workers"],
             meta["phase"],
-            lambda wanted: self.store.arrays(step, wanted),
+            lambda wanted: _by_all(lambda: self.store.arrays(step, wanted)),
         )
         self.lines += lines
         return Resumed(state, meta)
@@ -188,6 +191,9 @@ class _Saving(Keeper):
     def finish(self, save: Callable[[], None]) -> None:
         save()
         self.store.wait()
+        # Since the last dispatch; a sweep must not begin another job now.
+        if asked := self._agreed()[0]:
+            raise SystemExit(self._goodbye(asked))
 
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
         if meta["round"] == self._saved:
@@ -246,6 +252,25 @@ class _Saving(Keeper):
         words = cluster.exchange("checkpoint", f"{self._asked:d} {late:d}")
         signals, lates = zip(*(map(int, word.split()) for word in words), strict=True)
         return max(signals), bool(lates[0])
+
+
+class _Unreadable(Exception):
+    """A process cannot read a checkpoint, so all go on from another."""
+
+
+def _by_all(read: Callable[[], T]) -> T:
+    """What is read, if every process can; what comes next they do together."""
+    found: Any = None
+    problem = ""
+    try:
+        found = read()
+    except Exception as error:  # Orbax raises errors of any kind
+        first = str(error).strip().partition("\n")[0]
+        problem = f"{type(error).__name__}: {first}"
+    problems = cluster.exchange("checkpoint that all can read", problem)
+    if any(problems):
+        raise _Unreadable(next(filter(None, problems)))
+    return found
 
 
 def _by_the_first(act: Callable[[], None]) -> None:

@@ -1,16 +1,43 @@
-"""Names of what stands in a folder of checkpoints."""
+"""Names of what stands in a folder of checkpoints, and what is read without Orbax."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from parsgd.checkpoint import lock
 from parsgd.checkpoint.settings import FolderError
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # being written
+STATE, META = "state", "meta"  # parts of a checkpoint
 UNREADABLE, REPLACED = ".unreadable", ".replaced"  # out of the way
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The checkpoints that a folder holds, the newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())[::-1]
+
+
+def read_meta(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint says besides its arrays, as the JSON that it is.
+
+    Orbax would start JAX's backend, and wait for the other processes.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is not what was written.
+    """
+    meta = json.loads((folder / str(step) / META / "metadata").read_text())
+    if not isinstance(meta, dict) or "leaves" not in meta:
+        raise ValueError("it was not written by parsgd")
+    return meta
 
 
 def refuse_foreign(folder: Path) -> None:
     """Refuse a folder with anything in it that is neither checkpoint nor lock."""
+    if not folder.is_dir():
+        return
 
     def known(name: str) -> bool:
         stem = name.partition(".")[0]

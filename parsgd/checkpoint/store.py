@@ -18,14 +18,15 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.names import free
+from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
 from parsgd.errors import UserError
 from parsgd.training.evaluate import score_of
 
-STATE, META, SUMS = "state", "meta", "crc32"
+SUMS = "crc32"  # in the meta data
 
 
 class Store:
@@ -69,18 +70,17 @@ class Store:
         """What is stored besides the arrays.
 
         Raises:
-            Exception: Of any kind, if it cannot be read.
+            OSError: It cannot be read.
+            ValueError: It is not what was written.
         """
-        args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
-        meta = self._manager.restore(step, args=args)[META]
-        if not isinstance(meta, dict) or "leaves" not in meta:
-            raise ValueError("it was not written by parsgd")
-        return meta
+        return read_meta(self.folder, step)
 
     def arrays(
         self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Any]:
         """The arrays: on the devices where ``wanted`` says so, else as numpy arrays.
+
+        Each process reads by itself: where one cannot, the others must not wait for it.
 
         Raises:
             Exception: Of any kind, if they cannot be read.
@@ -93,8 +93,13 @@ class Store:
             for name, spec in wanted.items()
         }
         restore = ocp.args.PyTreeRestore(item=dict(wanted), restore_args=args)
-        parts = ocp.args.Composite(**{STATE: restore})
-        found = self._manager.restore(step, args=parts)[STATE]
+        handler = ocp.PyTreeCheckpointHandler()
+        try:
+            found = handler.restore(
+                epath.Path(self.folder) / f"{step}" / STATE, args=restore
+            )
+        finally:
+            handler.close()
         meta = self.meta(step)
         stored = meta.get(SUMS) or {}
         for name, sums in _sums(found, meta["leaves"]).items():
@@ -132,7 +137,7 @@ class Store:
             STATE: ocp.args.PyTreeSave(dict(arrays)),
             META: ocp.args.JsonSave(dict(meta) | {SUMS: sums}),
         }
-        with self._explained():
+        with cluster.together("saving a checkpoint"), self._explained():
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
 
     def wait(self) -> None:
@@ -141,7 +146,7 @@ class Store:
         Raises:
             UserError: It cannot be written.
         """
-        with self._explained():
+        with cluster.together("the end of saving"), self._explained():
             self._manager.wait_until_finished()
 
     def chosen(self, step: str) -> int:
@@ -169,16 +174,23 @@ class Store:
     def _best(self, steps: Sequence[int]) -> int:
         history: Sequence[Any] = ()
         for step in steps:
-            with contextlib.suppress(Exception):  # of the newest that can be read
+            with contextlib.suppress(OSError, ValueError):  # the newest to be read
                 history = self.meta(step)["history"]
                 break
-        scored = [r for r in history if r["step"] in steps and score_of(r) > -np.inf]
+        scored = [r for r in history if score_of(r) > -np.inf]
         if not scored:
             raise UserError(
-                f"{self.folder}: no checkpoint was saved at an evaluation, so none is "
-                "known to be the best; checkpoint.keep_best=1 keeps it"
+                f"{self.folder}: no finite evaluation is recorded, so none is known to "
+                "be the best"
             )
-        return max(scored, key=score_of)["step"]
+        best = max(scored, key=score_of)["step"]
+        if best not in steps:
+            listed = ", ".join(map(str, reversed(steps)))
+            raise UserError(
+                f"{self.folder}: the best evaluation was at step {best}, which was not "
+                f"kept: runs keep it with checkpoint.keep_best=1. Here are {listed}"
+            )
+        return best
 
     def set_aside(self, steps: Mapping[int, str]) -> None:
         """Take checkpoints out of the way, without deleting them.
@@ -197,7 +209,7 @@ class Store:
 
     def close(self) -> None:
         """Wait for the writing, and end its threads."""
-        with self._explained():
+        with cluster.together("the end of saving"), self._explained():
             self._manager.close()
 
     @contextlib.contextmanager
@@ -213,7 +225,7 @@ class Store:
             raise self._failed(full if full in reason else reason) from error
 
     def _failed(self, reason: str) -> UserError:
-        there = self.steps()
+        there = steps_in(self.folder)  # the manager counts those not written, too
         last = f"the last one is of step {there[0]}" if there else "there is none yet"
         return UserError(
             f"a checkpoint cannot be written into {self.folder} ({reason}); {last}. "

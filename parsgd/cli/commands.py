@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster
 from parsgd.cli.resume import resumed
+from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir, config_dir
@@ -28,6 +29,7 @@ SILENT = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
+OWN = ("cluster", "debug")  # what may differ between processes
 TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 
@@ -102,6 +104,8 @@ def train(arguments: list[str]) -> int:
 
     settings = _cluster(arguments)
     cluster.start(settings)
+    # Also those that decide what the processes agree on before they read a config.
+    check_alike({a.partition("=")[0]: a for a in arguments}, own=OWN)
     arguments = [*arguments, *(() if cluster.is_first() else SILENT)]
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -91,7 +91,8 @@ def run_job(
     if done := cluster.agree("settled", "" if back else _settled(folder, config)):
         return _skipped(folder, done)
     try:
-        check_alike(config, own=("cluster", "placement.devices", "debug"))
+        saving = OmegaConf.to_container(cfg.checkpoint, resolve=True)
+        check_alike(config | {"checkpoint": saving})
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.

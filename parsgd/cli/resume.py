@@ -1,11 +1,11 @@
 """``parsgd train resume=DIR``: the command line of a run that goes on."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from parsgd.checkpoint.names import read_meta, steps_in
 from parsgd.errors import UserError
 
 CHECKPOINTS = "checkpoints"  # in a run's folder
@@ -56,12 +56,9 @@ def resumed(arguments: Sequence[str]) -> list[str]:
 def _overrides(folder: Path) -> list[str]:
     """The command line in the newest checkpoint that can be read."""
     where = folder / CHECKPOINTS
-    steps = sorted(int(p.name) for p in where.iterdir() if p.name.isdigit())
-    for step in reversed(steps):
+    for step in steps_in(where):
         try:
-            # As the JSON that it is: Orbax would start JAX, and it is too early.
-            meta = json.loads((where / str(step) / "meta" / "metadata").read_text())
-            given = [str(override) for override in meta["overrides"]]
+            given = [str(o) for o in read_meta(where, step)["overrides"]]
             # Once is enough: what goes on then is what was begun there.
             return [o for o in given if _keys([o]) != ["checkpoint.step"]]
         except (OSError, ValueError, KeyError, TypeError):
@@ -74,8 +71,7 @@ def _overrides(folder: Path) -> list[str]:
 
 def has_checkpoints(folder: Path) -> bool:
     """Whether a run's folder holds a checkpoint."""
-    where = folder / CHECKPOINTS
-    return where.is_dir() and any(path.name.isdigit() for path in where.iterdir())
+    return bool(steps_in(folder / CHECKPOINTS))
 
 
 def _keys(arguments: Sequence[str]) -> list[str]:

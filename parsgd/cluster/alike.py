@@ -18,7 +18,7 @@ def check_alike(options: Mapping[str, Any], *, own: Sequence[str] = ()) -> None:
 
     Args:
         options: This process's, nested or not; for JSON.
-        own: Keys, such as ``placement.devices``, and groups of keys that may differ.
+        own: Keys and groups of keys that may differ.
 
     Raises:
         UserError: Lists what differs, with each process's value.

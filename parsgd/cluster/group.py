@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from parsgd.cluster.watch import DEAD_SECONDS, Watch
+from parsgd.cluster.watch import Watch
 from parsgd.errors import UserError
+
+SLICE_MS = 5000  # of a wait that only the watch ends
 
 
 def _client() -> Any:
@@ -68,12 +70,13 @@ def is_first() -> bool:
 _agreed: dict[str, int] = {}
 
 
-def exchange(name: str, text: str) -> list[str]:
+def exchange(name: str, text: str, *, patient: bool = False) -> list[str]:
     """Every process's text, in the order of processes, on all of them.
 
     Args:
         name: What it is about; all processes ask in the same order.
         text: This process's.
+        patient: Whether the others may come later than within ``cluster.timeout``.
     """
     client = _client()
     if client is None:
@@ -82,16 +85,20 @@ def exchange(name: str, text: str) -> list[str]:
     key = f"parsgd/{name}/{number}"
     # A value that is absent and one that is empty read the same.
     client.key_value_set(f"{key}/{process()}", f"={text}")
-    out = []
     if number > 1:  # who wrote the one before has read this, and I have read them all
         client.key_value_delete(f"parsgd/{name}/{number - 2}/{process()}")
-    with together(f"agreeing on the {name}"):
-        for other in range(processes()):
-            # Longer than the watch waits, which knows the reason.
-            wait = round(1000 * (_watch.timeout + DEAD_SECONDS))
-            answer = client.blocking_key_value_get(f"{key}/{other}", wait)
-            out.append(answer[1:])
-    return out
+    with together(f"agreeing on the {name}", patient=patient):
+        return [_value(client, f"{key}/{other}")[1:] for other in range(processes())]
+
+
+def _value(client: Any, key: str) -> str:
+    """The value of a key, as soon as it has one; the watch ends what is in vain."""
+    while True:
+        try:
+            return client.blocking_key_value_get(key, SLICE_MS)
+        except Exception as error:  # of JAX's runtime, which has no type for it
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
 
 
 def agree(name: str, text: str) -> str:
@@ -123,13 +130,14 @@ def on_this_host() -> int:
 
 
 @contextlib.contextmanager
-def together(what: str) -> Iterator[None]:
+def together(what: str, *, patient: bool = False) -> Iterator[None]:
     """What all processes do at once; one that does not come is reported by name.
 
     Args:
         what: In words, for the message.
+        patient: Whether the others may come later than within ``cluster.timeout``.
     """
-    _watch.enter(what)
+    _watch.enter(what, patient=patient)
     try:
         yield
     except Exception as error:
@@ -144,11 +152,11 @@ def together(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """While this process does what the others wait for, however long it takes."""
-    _watch.busy = True
+    before, _watch.busy = _watch.busy, True
     try:
         yield
     finally:
-        _watch.busy = False
+        _watch.busy = before
 
 
 @contextlib.contextmanager
@@ -175,7 +183,8 @@ def leave(code: int, reason: str = "") -> None:
     if client is None:
         return
     with failing(reason or "it has ended") if code else contextlib.nullcontext():
-        codes = exchange("end", str(code))
+        # A script may do much after its last run, such as plotting it.
+        codes = exchange("end", str(code), patient=True)
     _watch.stop()
     sys.stdout.flush()
     sys.stderr.flush()

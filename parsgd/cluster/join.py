@@ -31,7 +31,13 @@ def start(settings: Settings) -> None:
     if arguments is None or group.is_connected():
         return
     import jax
+    from jax._src import xla_bridge
 
+    if xla_bridge.backends_are_initialized():
+        raise UserError(
+            "JAX has computed something already, and processes must join before: call "
+            "parsgd.cluster.start first, or run alone with cluster=none"
+        )
     where = arguments.get("coordinator_address")
     seconds = max(1, round(settings.timeout))
     if where and arguments["process_id"] == 0:
@@ -62,8 +68,13 @@ def start(settings: Settings) -> None:
             shutdown_timeout_seconds=seconds,
         )
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{message} ({first})") from error
+        first = str(error).strip().partition("\n")[0]
+        if any(word in first for word in ("DEADLINE_EXCEEDED", "UNAVAILABLE")):
+            raise UserError(f"{message} ({first})") from error
+        raise UserError(
+            f"the processes cannot be connected ({type(error).__name__}: {first}); "
+            "cluster=none runs without the others, cluster=manual says where they are"
+        ) from error
     finally:
         patience.cancel()
     group.connected(settings.timeout)

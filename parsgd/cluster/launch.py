@@ -23,8 +23,8 @@ of parsgd, such as train, or a Python file of your own that calls parsgd.cluster
 
   --processes N     how many, 2 if left out
   --pin             each process on one core, in turn over those that may be used
-  --grace SECONDS   how long the others may take to end after one failed, and all after
-                    Ctrl-C, before they are killed: 5
+  --grace SECONDS   how long the others may take to end after one failed, before they
+                    are killed: 5. After Ctrl-C all may save; a second one kills them
 
 Lines of process 0 are shown as they are, those of others after their number. The first
 failure ends all, and its exit code (128 + n for signal n) is that of the command.

@@ -70,8 +70,8 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
     kind, coordinator, processes, process, timeout = settings
     if kind not in KINDS:
         raise UserError(f"cluster={kind}: choose one of {', '.join(KINDS)}")
-    if not 0 < timeout < math.inf:
-        raise UserError(f"cluster.timeout={timeout}: give seconds, more than 0")
+    if not 1 <= timeout < math.inf:
+        raise UserError(f"cluster.timeout={timeout}: give seconds, 1 or more")
     given = {"coordinator": coordinator, "processes": processes, "process": process}
     if kind != "manual":
         for name, value in given.items():
@@ -90,7 +90,7 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
         if missing := [key for key in (PROCESSES, PROCESS) if key not in os.environ]:
             raise UserError(f"{COORDINATOR} is set without {missing[0]}: set both")
         coordinator = os.environ[COORDINATOR]
-        processes, process = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
+        processes, process = _number(PROCESSES), _number(PROCESS)
     else:
         for name, value in given.items():
             if value is None:
@@ -119,6 +119,13 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
         "process_id": process,
         "cluster_detection_method": "deactivate",
     }
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    if not text.isdigit():
+        raise UserError(f"{variable}={text}: give a whole number")
+    return int(text)
 
 
 def _refuse_unknown_launcher() -> None:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from parsgd.errors import UserError
+from parsgd.signals import handled
 
 LAST_LINES = 5
 POLL_SECONDS = 0.1
@@ -34,8 +34,9 @@ def supervise(
         commands: One per process.
         environments: What each one gets besides this process's environment.
         cores: The core that each one is kept on; None leaves it to the system.
-        grace: Seconds that the others have to end after one failed, and all after a
-            signal, before they are killed.
+        grace: Seconds that the others have to end after one failed, before they are
+            killed. After a signal they have as long as they need, as to save; after a
+            second one none.
 
     Returns:
         0, or the exit code of the first that failed (128 + n if signal n killed it), or
@@ -46,7 +47,8 @@ def supervise(
     """
     group: list[_Process] = []
     stop: list[int] = []  # signals that came
-    with _signals(lambda number, frame: stop.append(number)):
+    # What this process was told to ignore, as by nohup, the others ignore too.
+    with handled(PASSED_ON, stop.append):
         try:
             for i, (command, more) in enumerate(
                 zip(commands, environments, strict=True)
@@ -89,8 +91,8 @@ def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process 
             for number in stop[told:]:
                 _tell(group, number)
                 told += 1
-                # Who presses Ctrl-C twice does not want to wait.
-                deadline = time.monotonic() + (grace if told == 1 else 0)
+                if told > 1:  # who presses Ctrl-C twice does not want to wait
+                    deadline = time.monotonic()
             if deadline is not None and time.monotonic() >= deadline:
                 _tell(group, signal.SIGKILL)
             if not selector.get_map():
@@ -139,6 +141,7 @@ class _Process:
     ):
         self.number = number
         self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self._over = False
         try:
             self.popen = subprocess.Popen(
                 command,
@@ -155,8 +158,7 @@ class _Process:
         assert out is not None and err is not None
         self.pipes = (out, err)
         self._partial = {out: b"", err: b""}
-        pidfd = getattr(os, "pidfd_open", None)  # Linux
-        self.ending = None if pidfd is None else pidfd(self.popen.pid)
+        self.ending = _ending(self.popen.pid)
         for pipe in self.pipes:
             os.set_blocking(pipe.fileno(), False)
 
@@ -167,7 +169,13 @@ class _Process:
         return 128 - code if code < 0 else code
 
     def running(self) -> bool:
-        return self.popen.poll() is None
+        if self._over:
+            return False
+        if self.popen.poll() is not None:
+            # At once: later its number may be another's.
+            self._over = True
+            self._kill_group()
+        return not self._over
 
     def tell(self, number: int) -> None:
         if self.running():
@@ -176,9 +184,14 @@ class _Process:
 
     def kill(self) -> None:
         """End it with all that it started, and reap it."""
+        if self.running():
+            self._kill_group()
+            self.popen.wait()
+            self._over = True
+
+    def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
 
     def read(self, pipe: Any) -> bool:
         """Show whole lines of what came; False at the end."""
@@ -210,6 +223,16 @@ class _Process:
         stream.flush()
 
 
+def _ending(pid: int) -> int | None:
+    """A file that can be read when the process has ended, where the system has such."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # an old kernel, or one that forbids it
+        return None
+
+
 def _readable(pipe: IO[bytes]) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -231,15 +254,3 @@ def _prepared(core: int | None) -> Callable[[], None]:
             os.sched_setaffinity(0, {core})
 
     return prepare
-
-
-@contextlib.contextmanager
-def _signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    # What this process was told to ignore, as nohup does, the others ignore too.
-    heard = [n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

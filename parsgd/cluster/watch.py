@@ -6,11 +6,13 @@ stuck: either ends the others with its name, instead of leaving them in a collec
 ever.
 """
 
+import math
 import os
 import sys
 import threading
 import time
-from typing import Any
+import traceback
+from typing import Any, NamedTuple
 
 LOST = "process 0, which keeps the run together, is gone"
 BEAT_SECONDS = 0.5
@@ -18,6 +20,15 @@ DEAD_SECONDS = 10.0  # without a sign of life
 AHEAD = 1 << 60  # a stage that nobody waits for
 HANGING = 10  # times the timeout: then what all have come to is not coming to an end
 FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
+
+
+class _Sign(NamedTuple):
+    """What is known of another process, with seconds since it wrote and failed."""
+
+    silent: float
+    reached: int
+    failure: str = ""
+    failing: float = 0.0
 
 
 class Watch:
@@ -30,6 +41,8 @@ class Watch:
         self._failure = ""
         self.busy = False  # whether the others have to be patient
         self._stage, self._what, self._since = 0, "", 0.0
+        self._patience = 0.0  # seconds for those that have not come
+        self._all_since = 0.0  # when all had come, as far as is known
         self._count = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._failing: dict[int, float] = {}
@@ -57,11 +70,18 @@ class Watch:
         """The run is over: whoever leaves now is not missed."""
         self._ended.set()
 
-    def enter(self, what: str) -> None:
-        """This process comes to something that all do together."""
+    def enter(self, what: str, *, patient: bool = False) -> None:
+        """This process comes to something that all do together.
+
+        Args:
+            what: In words.
+            patient: Whether the others may come as late as they like.
+        """
         with self._lock:
             self._stage += 1
             self._what, self._since = what, time.monotonic()
+            self._all_since = self._since
+            self._patience = math.inf if patient else self.timeout
 
     def leave(self) -> None:
         """It is done."""
@@ -94,7 +114,12 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            if missing := self._missing(min(DEAD_SECONDS, self.timeout)):
+            try:
+                missing = self._missing(min(DEAD_SECONDS, self.timeout))
+            except Exception:  # a watch that stops would look like a process gone
+                traceback.print_exc()
+                continue
+            if missing:
                 self._end(missing)
 
     def _missing(self, patience: float) -> str | None:
@@ -106,34 +131,43 @@ class Watch:
             if self._ended.is_set() or self._process == 0:
                 return None
             return LOST if time.monotonic() - self._heard > patience else None
+        now = time.monotonic()
         with self._lock:
-            stage, what = self._stage, self._what
-            waited = time.monotonic() - self._since if what else 0.0
-        for other, (silent, reached, failure) in others.items():
+            stage, what, allowed = self._stage, self._what, self._patience
+            waited = now - self._since if what else 0.0
+            arrived = [stage <= sign.reached < AHEAD for sign in others.values()]
+            if not what or self.busy or not all(arrived):
+                self._all_since = now
+            hanging = now - self._all_since
+        for other, sign in others.items():
             name = f"process {other} of {self._processes}"
-            if silent > patience:
-                return f"{name} is gone: no sign of life for {silent:.0f} s"
-            if failure and min(waited, self._failed_for(other)) > FAILED_SECONDS:
-                return f"{name} failed: {failure}"
-            if what and reached < stage and waited > self.timeout:
+            if sign.silent > patience:
+                return f"{name} is gone: no sign of life for {sign.silent:.0f} s"
+            if sign.failure and min(waited, sign.failing) > FAILED_SECONDS:
+                return f"{name} failed: {sign.failure}"
+            if what and sign.reached < stage and waited > allowed:
                 return (
                     f"{name} has not come to {what} within cluster.timeout="
-                    f"{self.timeout:g} s: it is stuck, or slower than that"
+                    f"{allowed:g} s: it is stuck, or slower than that"
                 )
-        if what and waited > HANGING * self.timeout and not self.busy:
+        if hanging > HANGING * self.timeout:
             return (
                 f"all processes have come to {what}, and it has not ended within "
-                f"{waited:.0f} s, {HANGING} x cluster.timeout: one hangs in it, or it "
+                f"{hanging:.0f} s, {HANGING} x cluster.timeout: one hangs in it, or it "
                 "takes longer"
             )
         return None
 
-    def _look(self) -> dict[int, tuple[float, int, str]]:
-        """Of every other process: seconds without a sign, its stage, its failure."""
+    def _look(self) -> dict[int, _Sign]:
+        """What is known of every other process."""
         found = self._store.key_value_dir_get("parsgd/alive/")
+        with self._lock:
+            return self._signs(found)
+
+    def _signs(self, found: Any) -> dict[int, _Sign]:
         now = self._heard = time.monotonic()
         out = {
-            other: (now - since, AHEAD, "")
+            other: _Sign(now - since, AHEAD)
             for other, (_, since) in self._seen.items()
             if other != self._process
         }
@@ -148,14 +182,16 @@ class Watch:
                 self._failing.setdefault(other, now)
             else:
                 self._failing.pop(other, None)
-            out[other] = (now - self._seen[other][1], int(stage), failure)
+            failing = now - self._failing.get(other, now)
+            out[other] = _Sign(now - self._seen[other][1], int(stage), failure, failing)
         return out
 
-    def _failed_for(self, other: int) -> float:
-        return time.monotonic() - self._failing[other]
-
     def _end(self, missing: str) -> None:
-        self._ended.set()
+        with self._lock:  # the watch's thread and the main one may both come here
+            again = self._ended.is_set()
+            self._ended.set()
+        if again:
+            time.sleep(60)  # the other is about to end the process
         where = f" while waiting in {self._what}" if self._what else ""
         message = f"parsgd: {missing}. Process {self._process} stops{where}"
         print(message, file=sys.stderr, flush=True)

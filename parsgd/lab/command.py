@@ -4,8 +4,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from parsgd.cluster.launch import (
 from parsgd.cluster.supervise import supervise
 from parsgd.errors import UserError
 from parsgd.lab import links, network
+from parsgd.signals import handled, unwind
 
 USAGE = """\
 usage: parsgd lab [--processes N] [--link LINK] [--pin] [--grace SECONDS]
@@ -63,7 +63,7 @@ def lab(arguments: list[str]) -> int:
         raise UserError(f"--output {options.output}: there is no such folder")
     cores = turns(count) if options.pin else None
     with (
-        _ended_by_signals(),
+        handled((signal.SIGTERM, signal.SIGHUP), unwind),
         tempfile.TemporaryDirectory(prefix="parsgd-lab-") as scratch,
         links.network(count, link) as made,
     ):
@@ -107,23 +107,6 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let a signal unwind the stack, so that the links are removed."""
-
-    def end(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in heard}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Run one worker's program on all workers of a placement.
 
-What workers share (`parsgd.lanes`) is stored once, on each device that needs
-it.
+What workers share (`parsgd.lanes`) is stored once, on each device that needs it.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from parsgd import cluster
+from parsgd.cluster.alike import check_alike
 from parsgd.comm import DEVICES, LANES
 from parsgd.lanes import axes, one_worker, prefixed
 from parsgd.placement.devices import Placement
@@ -150,7 +150,17 @@ def compiled(
         return _noted(run, name)
     if placement.kind == "pmap" and len(placement.devices) > 1:
         return run  # it is compiled already
-    return jax.jit(run, donate_argnums=donate).lower(*args).compile()
+    lowered = jax.jit(run, donate_argnums=donate).lower(*args)
+    if placement.processes > 1:
+        _check_same_program(lowered.as_text(), name)
+    return lowered.compile()
+
+
+def _check_same_program(text: str, name: str) -> None:
+    """Rates, models and strategies of scripts are known from their program alone."""
+    if "callback" not in text:  # the number of a host's function is its own
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        check_alike({f"program of {name}, by its checksum": digest})
 
 
 def put(tree: Any, placement: Placement, shared: Any) -> Any:

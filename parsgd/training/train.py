@@ -7,6 +7,7 @@ import jax
 
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
+from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
 from parsgd.data.order import Tail
@@ -175,7 +176,15 @@ def fit(
         "micro_batches": micro_batches,
         "phases": [[phase.start, phase.local_steps] for phase in schedule],
     }
-    check_alike(facts | counts | {"steps": plan.steps, "target": target_accuracy})
+    _check_alike(
+        facts | counts,
+        checkpoints,
+        steps=plan.steps,
+        target_accuracy=target_accuracy,
+        placement=placement,
+        devices=devices,
+        check_replicas=check_replicas,
+    )
     observer = observer or Observer()
     # Where devices are made out of cores, make them before the backend starts.
     prepare(devices)
@@ -229,6 +238,18 @@ def fit(
     summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
     status = "diverged" if meter.diverged else "completed"
     return Run(status, meter.diverged, loop.history, summary, readout, model_state)
+
+
+def _check_alike(
+    facts: dict[str, Any], checkpoints: Checkpoints | None, **more: Any
+) -> None:
+    """Refuse processes that differ in what decides where they meet."""
+    if checkpoints is not None:
+        check_settings(checkpoints)
+        # Of these one process's are taken, or they are compared elsewhere.
+        other = ("folder", "config", "overrides")
+        more |= {k: v for k, v in checkpoints._asdict().items() if k not in other}
+    check_alike(facts | more)
 
 
 def _check(

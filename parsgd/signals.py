@@ -1,0 +1,44 @@
+"""Signals that a block handles, and that do afterwards what they did before."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+
+@contextlib.contextmanager
+def handled(
+    numbers: Sequence[signal.Signals], act: Callable[[signal.Signals], object]
+) -> Iterator[None]:
+    """Within it these signals call ``act``.
+
+    What the process was told to ignore, as by ``nohup``, stays ignored. Only the main
+    thread may ask for signals: in another nothing changes.
+
+    Args:
+        numbers: Which signals.
+        act: Gets the one that came.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        del frame
+        act(signal.Signals(number))
+
+    before = {}
+    try:
+        for number in numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+        yield
+    finally:
+        for number, old in before.items():
+            # None: a handler that Python did not set, and cannot set again.
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def unwind(number: signal.Signals) -> None:
+    """End the process as the signal would, but by way of every ``finally``."""
+    raise SystemExit(128 + number)
