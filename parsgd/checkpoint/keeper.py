@@ -265,7 +265,7 @@ def _by_all(read: Callable[[], T]) -> T:
     try:
         found = read()
     except Exception as error:  # Orbax raises errors of any kind
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].partition(" See full")[0]
         problem = f"{type(error).__name__}: {first}"
     problems = cluster.exchange("checkpoint that all can read", problem)
     if any(problems):

@@ -105,7 +105,8 @@ def train(arguments: list[str]) -> int:
     settings = _cluster(arguments)
     cluster.start(settings)
     # Also those that decide what the processes agree on before they read a config.
-    check_alike({a.partition("=")[0]: a for a in arguments}, own=OWN)
+    given = [a.partition("=") for a in arguments]
+    check_alike({key: value for key, _, value in given}, own=OWN)
     arguments = [*arguments, *(() if cluster.is_first() else SILENT)]
     # Hydra would print tracebacks of its own; the command explains errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"

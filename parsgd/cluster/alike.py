@@ -41,7 +41,7 @@ def check_alike(options: Mapping[str, Any], *, own: Sequence[str] = ()) -> None:
             )
     raise UserError(
         f"the processes of this run were not started alike:{listed}\n"
-        "Give all of them the same command"
+        "Give all of them the same command, script and versions"
     )
 
 

@@ -160,7 +160,7 @@ def _check_same_program(text: str, name: str) -> None:
     """Rates, models and strategies of scripts are known from their program alone."""
     if "callback" not in text:  # the number of a host's function is its own
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        check_alike({f"program of {name}, by its checksum": digest})
+        check_alike({f"compiled program ({name}), by its checksum": digest})
 
 
 def put(tree: Any, placement: Placement, shared: Any) -> Any:

@@ -1,0 +1,75 @@
+"""Scripts of several processes that are unlike, late, or done before the others."""
+
+import pytest
+from processes import finished, parsgd
+
+pytestmark = pytest.mark.slow
+
+START = """
+import sys, time, optax, parsgd
+from parsgd import cluster
+
+cluster.start(cluster.Settings(timeout=5))
+me = cluster.process()
+
+class Late(parsgd.Observer):
+    def progress(self, step, steps, record):
+        if me == 1 and record["round"] == 1:
+            time.sleep(late)
+"""
+FIT = """
+run = parsgd.fit(
+    parsgd.digits(), strategy, workers=2, worker_batch=4, rounds=4,
+    local_steps=1 if each_step else 2, observer=Late(),
+)
+"""
+LEAVE = """
+if me == 0:
+    time.sleep(7)  # as to plot what came of it
+print("done", run.status, flush=True)
+cluster.leave(0)
+"""
+STRATEGIES = {
+    "all-reduce": "parsgd.sync_sgd(optax.sgd(0.1)); each_step = True",
+    "averages": "parsgd.local_sgd(optax.sgd(0.1)); each_step = False",
+    "gathers": "parsgd.one_bit_sgd(optax.sgd(0.1)); each_step = True",
+}
+
+
+def launched(tmp_path, script):
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    return finished(parsgd("launch", "--processes", "2", file, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_I12_one_that_is_late_is_waited_for(tmp_path, strategy):
+    given = f"late = 3\nstrategy = {strategy}\n"
+    code, out, err = launched(tmp_path, START + given + FIT + LEAVE)
+    assert code == 0, err
+    assert out.count("done completed") == 2
+
+
+def test_I12_one_that_is_too_late_is_named(tmp_path):
+    given = f"late = 30\nstrategy = {STRATEGIES['averages']}\n"
+    code, out, err = launched(tmp_path, START + given + FIT + LEAVE)
+    assert code == 1 and "done" not in out
+    assert "process 1 of 2 has not come to " in err
+    assert "within cluster.timeout=5 s" in err
+
+
+def test_E6_scripts_with_other_rates_are_refused(tmp_path):
+    given = (
+        "late = 0\nstrategy = parsgd.sync_sgd(optax.sgd(0.1 * (1 + me)))\n"
+        "each_step = True\n"
+    )
+    code, _, err = launched(tmp_path, START + given + FIT)
+    assert code != 0
+    assert "the processes of this run were not started alike" in err
+    assert "compiled program (round), by its checksum" in err
+
+
+def test_a_backend_that_runs_already_is_told(tmp_path):
+    code, _, err = launched(tmp_path, "import jax; jax.devices()\n" + START)
+    assert code != 0
+    assert "JAX has computed something already, and processes must join before" in err
