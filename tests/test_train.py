@@ -10,7 +10,6 @@ import pytest
 from tiny import scalar, tiny
 
 import parsgd
-from parsgd.core import gradient
 from parsgd.data.order import Order
 from parsgd.training.train import Observer
 
@@ -153,32 +152,6 @@ def test_B14_dense_start_is_sync_sgd_to_the_bit():
         assert same == [True] * equal + [False] * (13 - equal)
         dense = min(start, 12) * sync.summary["bytes_per_round"]
         assert run.history[min(start, 12)]["bytes"] == pytest.approx(dense)
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_D9_accumulation_is_one_batch(parts):
-    options = {"workers": 2, "worker_batch": 8, "epochs": 1, "placement": "vmap"}
-    whole = parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **options)
-    split = parsgd.fit(
-        tiny(), parsgd.sync_sgd(optax.sgd(0.1)), micro_batches=parts, **options
-    )
-    for a, b in zip(
-        jax.tree.leaves(whole.readout), jax.tree.leaves(split.readout), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert whole.summary["steps"] == split.summary["steps"] == 6
-
-
-def test_D9_accumulation_is_in_float32():
-    def loss(params, model, batch, key):
-        return params["w"] * jnp.mean(batch).astype(jnp.bfloat16), model
-
-    # In bfloat16 256 + 1 is 256, and the mean would be 32.
-    batch = jnp.array([256.0] + 7 * [1.0])
-    params = {"w": jnp.bfloat16(1)}
-    _, _, grads = gradient(loss, params, {}, batch, jax.random.key(0), 8)
-    assert grads["w"].dtype == jnp.bfloat16
-    assert float(grads["w"]) == float(jnp.bfloat16(263 / 8))
 
 
 def test_I5_a_step_sees_the_workers_own_batch():
