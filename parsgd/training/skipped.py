@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from parsgd import cluster
 from parsgd.core import TrainState
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement
@@ -41,6 +42,9 @@ class Skipped:
         nodes = jax.tree.leaves(state.strategy, is_leaf=counting)
         own = [node.own for node in nodes if counting(node)]
         total = np.zeros(self._placement.workers, np.int64)
-        for counts in spmd.whole(own, self._placement) if own else ():
+        if own:
+            with cluster.together("counting the skipped steps"):
+                own = spmd.whole(own, self._placement)
+        for counts in own:
             total += counts  # [W], or one number where there is one worker
         return total
