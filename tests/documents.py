@@ -13,7 +13,7 @@ DOCUMENTS = [
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
     if path.is_file()
 ]
-COMMANDS = ("train", "traffic", "report", "list")
+COMMANDS = ("train", "traffic", "report", "list", "export", "evaluate")
 STARTERS = ("launch", "lab")  # they start another command, in several processes
 SHELL = ("", "sh", "bash", "shell", "console", "text")
 

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import parsgd
 
 
 def test_I2_import_starts_no_backend():
@@ -11,6 +14,26 @@ def test_I2_import_starts_no_backend():
         "assert len(jax.devices()) == 3"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_I2_no_module_starts_a_backend_or_a_cluster():
+    # As inside a job of one task, whose marks must not be taken for several.
+    code = (
+        "import importlib, os, pkgutil, parsgd\n"
+        "os.environ.update(SLURM_JOB_ID='1', SLURM_NTASKS='1', SLURM_PROCID='0')\n"
+        "found = pkgutil.walk_packages(parsgd.__path__, 'parsgd.')\n"
+        "names = [m.name for m in found if not m.name.endswith('__main__')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "import jax\nfrom jax._src import xla_bridge\n"
+        "print(len(names), xla_bridge.backends_are_initialized())\n"
+        "print(jax.distributed.is_initialized())"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    package = Path(parsgd.__file__).parent
+    files = [f for f in package.rglob("*.py") if f.name != "__main__.py"]
+    assert out == [str(len(files) - 1), "False", "False"]  # but for the package itself
 
 
 def test_I1_devices_from_a_script_and_too_late():

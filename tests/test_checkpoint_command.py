@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import yaml
 from command_line import command  # noqa: F401
 from resumes import stored
 from safetensors.numpy import load_file
@@ -43,10 +44,42 @@ def test_J12_D7_resume_goes_on_and_says_what_changed(run, command):  # noqa: F81
     after = records(run)
     assert after[: len(before)] == before
     assert [r["step"] for r in after[len(before) :]] == [60]
+    assert {r["learning_rate"] for r in before} == {0.02}
+    assert after[-1]["learning_rate"] == 0.05
     # The same once more: it is complete.
     code, out, _ = command("train", "resume=run")
     assert code == 0
     assert records(run) == after
+    # Unasked the rate stays what it was last.
+    code, out, _ = command("train", "resume=run", "rounds=32")
+    assert code == 0 and "learning_rate" not in out.partition("goes on")[0]
+    assert records(run)[-1]["step"] == 64
+    assert records(run)[-1]["learning_rate"] == 0.05
+
+
+def test_D2_a_rate_is_scaled_once_however_often_a_run_goes_on(command, tmp_path):  # noqa: F811
+    # 22 steps are an epoch: the first run ends within the warm-up.
+    words = ("scaling=linear", "scaling.warmup_epochs=1", "workers=2", "evaluations=99")
+    words += ("optimizer=momentum", "checkpoint.rounds=50")
+    code, out, _ = command("train", *words, "rounds=36", "hydra.run.dir=whole")
+    assert code == 0, out
+    code, out, _ = command("train", *words, "rounds=10", "hydra.run.dir=run")
+    assert code == 0, out
+    for rounds in (25, 36):
+        code, out, _ = command("train", "resume=run", f"rounds={rounds}")
+        assert code == 0, out
+    whole, ours = records(tmp_path / "whole"), records(tmp_path / "run")
+    for record in (*whole, *ours):
+        del record["seconds"]
+    assert ours == whole and len(whole) == 37
+    rates = [record["learning_rate"] for record in whole]
+    wanted = [0.02 * (1 + min(1, step / 22)) for step in range(37)]
+    assert rates == pytest.approx(wanted, rel=1e-6)
+    for folder in ("whole", "run"):
+        config = yaml.safe_load((tmp_path / folder / "config.yaml").read_text())
+        assert config["optimizer"]["learning_rate"] == 0.02
+        meta, _ = stored(tmp_path / folder / "checkpoints")
+        assert meta["config"]["optimizer"]["learning_rate"] == 0.02
 
 
 def test_H12_another_strategy_is_refused_and_changes_nothing(run, command):  # noqa: F811

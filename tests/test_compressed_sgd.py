@@ -1,13 +1,20 @@
 """Compressed methods: which parts fit together, and what signs alone cannot do."""
 
+import re
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from composed import build
+from hydra.errors import HydraException
+from tiny import FEATURES, tiny
 
 import parsgd
+from parsgd import compressors, reducers
 from parsgd.config.choices import choices, conf_dir
+from parsgd.config.messages import explain, is_mistake
 from parsgd.errors import UserError
 
 CODES = choices(conf_dir())["compressor"]
@@ -17,23 +24,101 @@ EXPANDING = ("terngrad",)
 SMALL = ("task.model.features=[4]", "placement=vmap", "worker_batch=4", "samples=24")
 
 
-@pytest.mark.parametrize("feedback", FEEDBACK)
-@pytest.mark.parametrize("code", CODES)
-def test_B16_codes_with_feedback_train_or_are_refused(code, feedback):
-    """Refused while the config is built, so before anything is compiled."""
+REFUSED = [(code, f) for code in EXPANDING for f in FEEDBACK if f != "none"]
+# The same codes in the other two are slow for what they would still find.
+QUICK = [("top_k", f) for f in FEEDBACK]
+QUICK += [(code, f) for code in CODES for f in ("ef", "none")]
+
+
+TRAINED = [
+    pytest.param(code, f, marks=[] if (code, f) in QUICK else pytest.mark.slow)
+    for f in FEEDBACK
+    for code in CODES
+    if (code, f) not in REFUSED
+]
+
+
+@pytest.mark.parametrize(("code", "feedback"), TRAINED)
+def test_B16_codes_with_feedback_train(code, feedback):
     options = ("strategy=compressed", f"compressor={code}", f"feedback={feedback}")
-    if code in EXPANDING and feedback != "none":
-        with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
-            build(*options, "workers=2", *SMALL)
-        return
     made = build(*options, "workers=2", *SMALL)
-    if feedback in ("ef21", "ef_momentum") and code != "top_k":
-        return  # the same code through another of these two is nothing new
     made.arguments.update(evaluations=1, train_examples=8)
     run = parsgd.fit(made.task, made.strategy, **made.arguments)
     assert run.status == "completed" and run.summary["steps"] == 3
     dense = run.summary["bytes_dense_per_round"]
     assert 0 < run.summary["bytes_per_round"] < dense
+
+
+@pytest.mark.parametrize(("code", "feedback"), REFUSED)
+def test_B16_pairs_that_would_diverge_are_refused(code, feedback):
+    """While the config is built, so before anything is compiled."""
+    options = ("strategy=compressed", f"compressor={code}", f"feedback={feedback}")
+    with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
+        build(*options, "workers=2", *SMALL)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_C11_one_worker_runs_every_code_and_sends_nothing(code):
+    feedback = "none" if code in EXPANDING else "ef"
+    options = ("strategy=compressed", f"compressor={code}", f"feedback={feedback}")
+    method = build(*options, "workers=1").strategy
+    run = parsgd.fit(tiny(), method, worker_batch=8, rounds=6, evaluations=2)
+    assert run.status == "completed" and run.summary["steps"] == 6
+    assert run.summary["bytes_per_round"] == run.history[-1]["bytes"] == 0
+    assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [reducers.power_sgd(2), parsgd.error_feedback(compressors.top_k(ratio=0.1))],
+    ids=["power_sgd", "top_k"],
+)
+def test_B12_without_matrices_it_is_synchronous_sgd(reducer):
+    def losses(params, batch):
+        return jnp.square(batch.x @ params["b"] + params["a"] - batch.y)
+
+    task = tiny()._replace(
+        init=lambda key: ({"a": jnp.float32(0.5), "b": jnp.zeros(FEATURES)}, {}),
+        loss=lambda params, model, batch, key: (jnp.mean(losses(params, batch)), model),
+        metrics=lambda params, model, batch: {"loss": losses(params, batch)},
+    )
+    optimizer = optax.sgd(0.02, 0.9)
+    ours, sync = (
+        parsgd.fit(task, method, workers=4, worker_batch=4, epochs=2, evaluations=4)
+        for method in (
+            parsgd.compressed_sgd(optimizer, reducer=reducer),
+            parsgd.sync_sgd(optimizer),
+        )
+    )
+    for a, b in zip(ours.history, sync.history, strict=True):
+        assert a["test_loss"] == pytest.approx(b["test_loss"], rel=1e-6)
+    for name in ("a", "b"):
+        np.testing.assert_allclose(
+            ours.readout[name], sync.readout[name], rtol=1e-6, atol=1e-7
+        )
+    sent = ours.summary["bytes_per_round"]
+    assert sent == ours.summary["bytes_dense_per_round"] == 1.5 * 4 * (FEATURES + 1)
+
+
+def test_A9_clipping_in_a_config_is_before_or_after_the_compressed_average():
+    # The largest entry of each worker is all that top_k sends here.
+    grads = jnp.zeros((2, 2, 4)).at[0, 0, 0].set(3.0).at[1, 1, 2].set(4.0)
+    found = {}
+    for when in ("clip_before", "clip_after", None):
+        options = ["strategy=compressed", "compressor=top_k", "workers=2"]
+        options += [f"strategy.{when}=1.0"] if when else []
+        strategy = build(*options, "optimizer.learning_rate=1.0").strategy
+
+        def step(g, strategy=strategy):
+            x = {"w": jnp.zeros((2, 4))}
+            return -strategy.local({"w": g}, strategy.init(x), x)[0]["w"]
+
+        moved = jax.jit(jax.vmap(step, axis_name=parsgd.comm.LANES))(grads)[0]
+        found[when] = [moved[0, 0], moved[1, 2]]
+        assert float(jnp.abs(moved).sum()) == pytest.approx(float(sum(found[when])))
+    np.testing.assert_allclose(found["clip_before"], [0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(found["clip_after"], [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(found[None], [1.5, 2.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "block_momentum", "diloco"])
@@ -47,9 +132,18 @@ def test_local_steps_and_compression_compose(strategy, code):
     assert run.summary["bytes_per_round"] < run.summary["bytes_dense_per_round"]
 
 
-def test_what_is_not_exchangeable_says_where_it_is():
-    with pytest.raises(Exception, match="Could not override 'compressor'"):
-        build("strategy=sync_sgd", "compressor=qsgd")
+@pytest.mark.parametrize("group", ["compressor", "feedback"])
+@pytest.mark.parametrize("strategy", ["sync_sgd", "diloco", "dgc"])
+def test_B16_a_strategy_without_exchangeable_parts_says_which_have(strategy, group):
+    choice = {"compressor": "qsgd", "feedback": "ef21"}[group]
+    with pytest.raises(HydraException) as error:
+        build(f"strategy={strategy}", f"{group}={choice}")
+    assert is_mistake(error.value)
+    text = explain(error.value)
+    assert f"the strategy has no exchangeable {group}" in text
+    for file in (conf_dir() / "strategy").glob("*.yaml"):
+        allowed = f"/{group}:" in file.read_text()
+        assert allowed == bool(re.search(rf"\b{file.stem}\b", text)), file.stem
 
 
 def _descend(strategy, gradient, x, steps):

@@ -18,7 +18,7 @@ from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, name
 
 import parsgd
 from parsgd import cluster
-from parsgd.cli import sweep
+from parsgd.cli import export, sweep
 from parsgd.cluster import rendezvous
 from parsgd.config import schema
 from parsgd.config.choices import choices, conf_dir
@@ -43,6 +43,8 @@ def test_K5_python_blocks_run(path, tmp_path, monkeypatch):
 @each_document
 def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(sweep, "show_report", lambda *args: 0)
+    for act in ("_export", "_evaluate"):  # there is no run to read
+        monkeypatch.setattr(export, act, lambda *args: None)
     # There are no other processes to join; whether it could be tried is checked.
     start = cluster.start
 
@@ -81,6 +83,40 @@ def test_commands_of_launch_are_found_and_their_options_checked(tmp_path):
     file.write_text("Here `parsgd launch --process 2 train workers=2`.")
     with pytest.raises(AssertionError, match=r"launch has no option --process$"):
         documents.commands(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("parsgd export DIR step=best out=digits", 0),
+        ("parsgd evaluate DIR step=400", 0),
+        ("parsgd export DIR stp=best", 2),
+        ("parsgd evaluate DIR out=digits", 2),
+        ("parsgd report DIR sort=bytes", 0),
+        ("parsgd train epoch=1", 2),
+    ],
+)
+def test_K5_commands_with_wrong_options_are_found(
+    text,
+    code,
+    command,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    file = tmp_path / "a.md"
+    file.write_text(f"```sh\n{text}\n```\nor `{text}`.\n")
+    assert documents.commands(file) == 2 * [text.split()[1:]]
+    if code:
+        with pytest.raises(AssertionError, match=text):
+            test_K5_commands_compose(file, command, tmp_path, monkeypatch)
+    else:
+        test_K5_commands_compose(file, command, tmp_path, monkeypatch)
+
+
+def test_J8_the_readme_shows_how_a_launcher_is_chosen():
+    shown = {word for words in documents.commands(ROOT / "README.md") for word in words}
+    launchers = choices(conf_dir())["hydra/launcher"]
+    assert shown & {f"hydra/launcher={name}" for name in launchers}
 
 
 @each_document

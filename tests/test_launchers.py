@@ -40,6 +40,9 @@ def test_J1_J2_each_job_has_its_process_and_its_devices(tmp_path):
     assert [job["status"] for job in found] == ["completed", "completed", "failed"]
     devices = [job["summary"]["placement"]["devices"] for job in found[:2]]
     assert devices == [1, 2]
+    for job in found[:2]:  # what each process used, not their sum
+        assert 0 < job["summary"]["train_seconds"] < 300
+        assert 1e7 < job["summary"]["peak_memory_bytes"] < 16e9
     assert len([*(folder / ".slots").iterdir()]) == 2
 
 

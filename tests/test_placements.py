@@ -155,6 +155,17 @@ def test_debug_names_stage_and_shapes():
     assert "'round'" in note and "float32[9, 16]" in note
 
 
+def drifted(state):
+    """The same state, but for a number that is 1e-3 larger on the third device."""
+    w = state.params["w2"]
+    shards = w.addressable_shards
+    pieces = [np.array(s.data) for s in shards]
+    pieces[2][1, 1] += 1e-3
+    placed = [jax.device_put(p, s.device) for p, s in zip(pieces, shards, strict=True)]
+    w = jax.make_array_from_single_device_arrays(w.shape, w.sharding, placed)
+    return state._replace(params={**state.params, "w2": w})
+
+
 def test_A10_replicas_that_drift_are_named():
     run, order = engine("sync_sgd", 4, "shard_map")
     state = run.init(jax.random.key(0))
@@ -162,19 +173,27 @@ def test_A10_replicas_that_drift_are_named():
     index = index.reshape(100, 1, 4, 4).transpose(2, 0, 1, 3)
     state, *_ = run.run(state, 0, index, weight, 100)
     run.check_replicas(state)
-    w = state.params["w2"]
-    pieces = [np.array(s.data) for s in w.addressable_shards]
-    pieces[2][1, 1] += 1e-3
-    drifted = jax.make_array_from_single_device_arrays(
-        w.shape, w.sharding,
-        [
-            jax.device_put(p, s.device)
-            for p, s in zip(pieces, w.addressable_shards, strict=True)
-        ],
-    )  # fmt: skip
-    state = state._replace(params={**state.params, "w2": drifted})
     with pytest.raises(RuntimeError, match=r"worker 2 .*\.params\['w2'\]"):
-        run.check_replicas(state)
+        run.check_replicas(drifted(state))
+
+
+def test_A10_a_run_stops_at_the_worker_that_drifts(monkeypatch):
+    run = Engine.run
+
+    def drifting(self, state, *args, **options):
+        outcome = run(self, state, *args, **options)
+        if outcome.state.step == 4:
+            return outcome._replace(state=drifted(outcome.state))
+        return outcome
+
+    monkeypatch.setattr(Engine, "run", drifting)
+    sizes = {"workers": 4, "worker_batch": 4, "rounds": 6, "evaluations": 6}
+    options = sizes | {"placement": "shard_map", "devices": 4}
+    for make in (parsgd.sync_sgd, parsgd.local_sgd):
+        method = make(optax.sgd(0.1))
+        with pytest.raises(RuntimeError, match=r"worker 2 .*\.params\['w2'\]"):
+            parsgd.fit(tiny(), method, check_replicas=True, **options)
+        assert parsgd.fit(tiny(), method, **options).status == "completed"
 
 
 def test_one_program_serves_any_number_of_rounds():

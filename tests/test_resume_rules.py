@@ -5,9 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from resumes import Watcher, fit, share_engines, stored
+from resumes import (
+    Watcher,
+    assert_same_history,
+    assert_same_state,
+    fit,
+    share_engines,
+    stored,
+)
 from test_resume import as_many, assert_equal
-from tiny import scalar
+from tiny import scalar, tiny
 
 import parsgd
 from parsgd import UserError
@@ -120,6 +127,35 @@ def test_E4_order_after_resume_is_the_undisturbed_one():
     for step in range(10, plan.steps):
         assert moved.batch(step) == plan.batch(step)
         assert moved.samples_until(step) == plan.samples_until(step)
+
+
+@pytest.mark.parametrize("make", [parsgd.sync_sgd, parsgd.local_sgd])
+def test_E5_draws_go_on_and_differ_between_steps_and_workers(
+    make, tmp_path, monkeypatch
+):
+    share_engines(monkeypatch)
+    task = tiny()
+
+    def loss(params, model, batch, key):
+        value, _ = task.loss(params, {}, batch, key)
+        draw, step = jax.random.normal(key), model["step"]
+        model = {"draws": model["draws"].at[step].set(draw), "step": step + 1}
+        return value + draw * jnp.mean(params["w2"]), model
+
+    start = {"draws": jnp.zeros(6), "step": jnp.int32(0)}
+    options = {"task": task._replace(init=lambda k: (task.init(k)[0], start))}
+    options["task"] = options["task"]._replace(loss=loss)
+    options |= {"algorithm": make(optax.sgd(0.1, 0.9)), "local_steps": 1}
+    whole = fit(tmp_path / "a", **options)
+    fit(tmp_path / "b", at=4, **options)
+    assert stored(tmp_path / "b")[0]["step"] == 3
+    run = fit(tmp_path / "b", **options)
+    assert_same_state(tmp_path / "a", tmp_path / "b")
+    assert_same_history(whole.history, run.history)
+    draws = stored(tmp_path / "a")[1]["model/draws"]  # [W, steps]
+    assert draws.shape == (3, 6) and len({*draws.ravel().tolist()}) == 18
+    fit(tmp_path / "c", seed=1, **options)
+    assert not np.isin(stored(tmp_path / "c")[1]["model/draws"], draws).any()
 
 
 def test_H4_H10_names_are_unique_and_empty_arrays_come_from_the_template():

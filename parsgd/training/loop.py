@@ -10,6 +10,7 @@ from parsgd.training.engine import Engine
 from parsgd.training.evaluate import evaluator
 from parsgd.training.meter import Meter, Record
 from parsgd.training.plan import Origin, Plan, Segment, after, segments, stretches
+from parsgd.training.skipped import Skipped
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.base import Keeper
@@ -72,6 +73,7 @@ class Loop:
         """
         meter, keeper = self._meter, self._keeper
         self._state, self.history = state, [*history]
+        self._skipped = Skipped(self._engine.placement, state)
         del state
         if not self.history:
             self._record()
@@ -121,6 +123,8 @@ class Loop:
         scores = self._evaluate(self._state, self._meter.phase)
         self.history.append(self._meter.record(scores))
         self._observer.record(self.history[-1])
+        for line in self._skipped.lines(self._state):
+            self._observer.say(line)
 
     def _save(self) -> None:
         meter, plan = self._meter, self._plan

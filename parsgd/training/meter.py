@@ -40,7 +40,7 @@ class Meter:
         self._step_seconds = 0.0
         self._loss: float | None = None
         self._loss_sum, self._loss_rounds = 0.0, 0
-        self._bad = 0
+        self._bad, self._first = 0, ""
         self._rounds = dict.fromkeys(kinds, 0)
         self._bytes_before = 0.0
         self.round, self.step = plan.origin.round, plan.origin.step
@@ -95,7 +95,8 @@ class Meter:
 
     def add(self, part: Segment, count: int, outcome: Outcome) -> None:
         """Count ``count`` rounds and look for a loss that is not finite."""
-        steps = count * part.local_steps
+        before, h = self.step, part.local_steps
+        steps = count * h
         self.round += count
         self.step += steps
         self.phase = part.phase
@@ -104,16 +105,18 @@ class Meter:
         self.spread = outcome.spread
         self._step_seconds = max(outcome.seconds, 1e-6) / steps
         rounds = np.float64(outcome.losses.swapaxes(0, 1).reshape(count, -1))
-        for loss in rounds.mean(axis=1).tolist():
+        for i, loss in enumerate(rounds.mean(axis=1).tolist()):
             self._loss = loss
             self._loss_sum += loss
             self._loss_rounds += 1
             self._bad = 0 if math.isfinite(loss) else self._bad + 1
+            if self._bad == 1:
+                self._first = _first_at_fault(outcome.losses[:, i], before + i * h)
             if self._bad >= self._max_bad_rounds:
                 bad = counted(self._bad, "round")
                 self.diverged = (
                     f"training loss not finite for {bad} in a row, at step {self.step} "
-                    "or before"
+                    f"or before{self._first}"
                 )
                 return
 
@@ -147,7 +150,7 @@ class Meter:
         """A run that ends on a loss that is not finite has diverged too."""
         if self._bad and not self.diverged:
             bad = counted(self._bad, "round")
-            self.diverged = f"training loss not finite in the last {bad}"
+            self.diverged = f"training loss not finite in the last {bad}{self._first}"
 
     def progress(self) -> Record:
         """Where the run is, between evaluations."""
@@ -217,3 +220,18 @@ class Meter:
             "train_seconds": self.seconds,
             "samples_per_second": samples / max(self.seconds, 1e-9),
         }
+
+
+def _first_at_fault(losses: np.ndarray, before: int) -> str:
+    """Whose loss was not finite first, if not everybody's.
+
+    Args:
+        losses: Of a round, ``[W, H]``.
+        before: Steps before the round.
+    """
+    bad = ~np.isfinite(losses)
+    first = int(bad.any(axis=0).argmax())
+    workers = np.flatnonzero(bad[:, first])
+    if len(workers) == len(bad):
+        return ""  # they share the parameters, or the batch, that made it so
+    return f"; first that of worker {workers[0]}, at step {before + first + 1}"

@@ -1,10 +1,12 @@
 """``fit``: train a task with a strategy, and record what it reached at what cost."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
@@ -18,6 +20,8 @@ from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, resumed_plan
 from parsgd.training.meter import Meter, Record
 from parsgd.training.plan import Plan, make_plan, segments
+
+log = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -54,6 +58,14 @@ class Observer:
 
     def record(self, record: Record) -> None:
         """After each evaluation."""
+
+    def say(self, text: str) -> None:
+        """After a record: what else there is to know, such as steps that were skipped.
+
+        A line to print; by default a warning in the log.
+        """
+        if cluster.is_first():
+            log.warning(text)
 
 
 def fit(

@@ -1,0 +1,50 @@
+"""Who made all workers skip a step, as `parsgd.reducers.skip_nonfinite` counts it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from parsgd import cluster
+from parsgd.core import TrainState
+from parsgd.placement import spmd
+from parsgd.placement.devices import Placement
+from parsgd.reducers import SkipState
+from parsgd.words import counted
+
+
+class Skipped:
+    """Names the workers whose gradients were not finite, since it was last asked.
+
+    Args:
+        placement: Where the workers are.
+        state: All workers' state, from which on it counts.
+    """
+
+    def __init__(self, placement: Placement, state: TrainState):
+        self._placement = placement
+        self._before = self._counts(state)
+
+    def lines(self, state: TrainState) -> list[str]:
+        """A line for each worker at fault; every process must ask."""
+        counts = self._counts(state)
+        new, self._before = counts - self._before, counts
+        return [
+            f"worker {worker}: {counted(steps, 'step')} skipped, gradient not finite"
+            for worker, steps in enumerate(new.tolist())
+            if steps
+        ]
+
+    def _counts(self, state: TrainState) -> np.ndarray:
+        def counting(node: Any) -> bool:
+            return isinstance(node, SkipState)
+
+        nodes = jax.tree.leaves(state.strategy, is_leaf=counting)
+        own = [node.own for node in nodes if counting(node)]
+        total = np.zeros(self._placement.workers, np.int64)
+        if own:
+            with cluster.together("counting the skipped steps"):
+                own = spmd.whole(own, self._placement)
+        for counts in own:
+            total += counts  # [W], or one number where there is one worker
+        return total

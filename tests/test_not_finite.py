@@ -1,0 +1,82 @@
+"""Losses and gradients that are not finite: skipped or ended, and by whose fault."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from bad_data import spoiled
+from resumes import fit
+from tiny import tiny
+
+import parsgd
+from parsgd.reducers import all_reduce, skip_nonfinite
+from parsgd.training.train import Observer
+
+SIZES = {"workers": 4, "worker_batch": 2, "rounds": 8}
+
+
+class Listener(Observer):
+    """Keeps what is said, with the round that it is said after."""
+
+    def __init__(self):
+        self.round, self.said = 0, []
+
+    def record(self, record):
+        self.round = record["round"]
+
+    def say(self, text):
+        self.said.append((self.round, text))
+
+
+def safe():
+    chain = optax.chain(all_reduce(), optax.sgd(0.1, 0.9))
+    return parsgd.data_parallel(skip_nonfinite(chain))
+
+
+@pytest.mark.parametrize("place", ["vmap", "shard_map", "pmap"])
+def test_G1_the_worker_that_made_all_skip_is_named(place):
+    task = spoiled(tiny(), steps=[2, 4], worker=3, **SIZES)
+    task = spoiled(task, steps=[4], worker=1, **SIZES)
+    told = Listener()
+    run = parsgd.fit(
+        task, safe(), evaluations=4, placement=place, observer=told, **SIZES
+    )
+    assert run.status == "completed"
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.readout))
+    assert np.isfinite(run.history[-1]["test_loss"])
+    # Evaluated after 2, 4, 6 and 8 rounds.
+    assert told.said == [
+        (4, "worker 3: 1 step skipped, gradient not finite"),
+        (6, "worker 1: 1 step skipped, gradient not finite"),
+        (6, "worker 3: 1 step skipped, gradient not finite"),
+    ]
+
+
+def test_G1_what_was_skipped_before_is_not_told_again(tmp_path, caplog):
+    sizes = SIZES | {"local_steps": 1, "algorithm": safe(), "evaluations": 2}
+    task = spoiled(tiny(), steps=[1, 6], worker=2, **SIZES)
+    fit(tmp_path / "a", task=task, at=6, **sizes)
+    (line,) = (r.getMessage() for r in caplog.records if "worker" in r.getMessage())
+    assert line == "worker 2: 1 step skipped, gradient not finite"
+    caplog.clear()
+    fit(tmp_path / "a", task=task, **sizes)
+    (again,) = (r.getMessage() for r in caplog.records if "worker" in r.getMessage())
+    assert again == line
+
+
+@pytest.mark.parametrize("bad_rounds", [1, 3])
+def test_G1_G4_a_diverged_run_names_the_first_worker(bad_rounds):
+    sizes = SIZES | {"local_steps": 3, "rounds": 4}
+    task = spoiled(tiny(), steps=[4], worker=2, workers=4, worker_batch=2)
+    run = parsgd.fit(
+        task, parsgd.local_sgd(optax.sgd(0.1)), max_bad_rounds=bad_rounds, **sizes
+    )
+    assert run.status == "diverged"
+    assert run.reason.endswith("; first that of worker 2, at step 5")
+
+
+def test_G1_nobody_is_named_where_all_fail_at_once():
+    run = parsgd.fit(
+        tiny(), parsgd.sync_sgd(optax.sgd(float("inf"))), evaluations=1, **SIZES
+    )
+    assert run.status == "diverged" and "worker" not in run.reason
