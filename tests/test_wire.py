@@ -9,7 +9,7 @@ from command_line import in_new_process
 from documents import ROOT
 from needs_links import needs_links
 
-from parsgd.lab.command import table
+from parsgd.lab.command import table, together
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
 from parsgd.traffic import Message, Traffic
@@ -220,3 +220,12 @@ def test_windows_are_whole_rounds_that_last_long_enough(bench):
             assert 0 < steps <= 200
             if link == "100mbit" and method in ("sync_sgd", "DDP"):
                 assert 2 <= steps <= 3  # of about a second each
+
+
+def test_jobs_of_processes_are_paired_by_their_number():
+    """The second process failed in job 0, the first in job 2."""
+    first = [{"job": 0, "rounds": 5}, {"job": 1, "rounds": 6}]
+    second = [{"job": 1, "rounds": 6}, {"job": 2, "rounds": 7}]
+    assert together([first, second]) == [[first[1], second[0]]]
+    assert together([first, []]) == []
+    assert together([first]) == [[first[0]], [first[1]]]
