@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from benchmarks import candidates, data, measure, ours
@@ -50,7 +51,9 @@ def main() -> None:
     chosen = cells(options.full, options.only)
     if not chosen:
         parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
-    for cell in chosen:
+    for number, cell in enumerate(chosen, 1):
+        # Not among the tables: it is minutes until the first of them.
+        print(f"[{number}/{len(chosen)}] {cell.name}", file=sys.stderr, flush=True)
         ways = candidates.handwritten(cell, seconds=options.seconds)
         ways += ours.ours(cell, seconds=options.seconds)
         ways += candidates.peers(cell, seconds=options.seconds)

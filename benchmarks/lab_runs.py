@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.measure import BUSY
 from parsgd.lab import network
 
 ROOT = Path(__file__).parent.parent
 BATCH, LR, LOCAL_STEPS = 32, 0.1, 16
 PATIENCE = 900  # seconds for one run
-BUSY = 0.05  # share of the machine that others may take
 
 
 class Network(NamedTuple):

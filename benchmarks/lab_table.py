@@ -6,14 +6,20 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.lab_runs import METHODS
+from benchmarks.lab_runs import METHODS, MODELS
+from benchmarks.measure import BUSY
 from parsgd.lab import network
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-BUSY = 0.05
+COMPRESSED = ("one_bit_sgd", "top_k_sgd", "power_sgd")
 HEAD = (
     "| link | method | ms per step (range) | exchanging | samples/s "
     "| steps to {target:g} | s to {target:g} | n |\n|---|---|---|---|---|---|---|---|"
+)
+
+SUMMARY = (
+    "| model, processes | link | of the line | of DDP's | compressed "
+    "| first at {target:g} | sync_sgd |\n|---|---|---|---|---|---|---|"
 )
 
 
@@ -80,6 +86,7 @@ def rows(store: dict, group: list[dict]) -> list[dict]:
             cell
             | {
                 "step": seconds,
+                "alone": own,
                 "share": None if own is None else max(0.0, 1 - own / seconds),
                 "rate": store["settings"]["batch"] * cell["processes"] / seconds,
                 "steps": steps,
@@ -101,6 +108,46 @@ def tables(store: dict) -> str:
     return "\n\n".join(parts)
 
 
+def summary(store: dict) -> str:
+    """Markdown: what follows from the tables, a line for each link."""
+    lines = [SUMMARY.format(target=store["settings"]["target"])]
+    for model, processes, group in _groups(store):
+        found = [row for row in rows(store, group) if "error" not in row]
+        for link in dict.fromkeys(row["link"] for row in found):
+            of = {row["method"]: row for row in found if row["link"] == link}
+            said = _compared(of, MODELS[model].parameters)
+            if any(said):
+                lines.append(f"| {model}, {processes} | {link} | {' | '.join(said)} |")
+    return "\n".join(lines)
+
+
+def _compared(of: dict[str, dict], parameters: int) -> list[str]:
+    """What the columns of `SUMMARY` say of one link; empty where it was not measured.
+
+    Args:
+        of: A row for each method.
+        parameters: Numbers that an all-reduce of the gradients sends.
+    """
+    line = beside = compressed = ""
+    if sync := of.get("sync_sgd"):
+        bytes_sent = 8 * parameters * (sync["processes"] - 1) / sync["processes"]
+        if sync["alone"] and math.isfinite(rate := _rate(sync)):
+            line = f"{sync['step'] / (sync['alone'] + 8 * bytes_sent / rate):.2f}"
+        if "DDP" in of:
+            beside = f"{of['DDP']['step'] / sync['step']:.2f}"
+        if shares := [of[m]["step"] / sync["step"] for m in COMPRESSED if m in of]:
+            compressed = f"{min(shares):.2f}-{max(shares):.2f}"
+    times = {m: row["to_target"] for m, row in of.items() if row["to_target"]}
+    first = min(times, key=lambda m: times[m]) if len(times) > 1 else None
+    return [
+        line,
+        beside,
+        compressed,
+        f"{first}, {_seconds(times[first])} s" if first else "",
+        f"{_seconds(times['sync_sgd'])} s" if "sync_sgd" in times else "",
+    ]
+
+
 def _row(row: dict) -> str:
     start = f"| {row['link']} | {row['method']} |"
     if "error" in row:
@@ -110,15 +157,17 @@ def _row(row: dict) -> str:
     steps = "" if row["steps"] is None else f"{row['steps']:,.0f}"
     if not alone and row["seeds"] and row["steps"] is None:
         steps = "not reached"
-    time = "" if row["to_target"] is None else f"{row['to_target']:.3g}"
-    if row["to_target"] is not None and row["to_target"] >= 1000:
-        time = f"{row['to_target']:,.0f}"
+    time = "" if row["to_target"] is None else _seconds(row["to_target"])
     n = f"{len(row['seconds'])}" + (f", {row['seeds']}" if row["seeds"] else "")
     n += " (disturbed)" if row["disturbed"] > BUSY else ""
     return (
         f"{start} {_milliseconds(row)} | {share} | {row['rate']:,.0f} | {steps} "
         f"| {time} | {n} |"
     )
+
+
+def _seconds(time: float) -> str:
+    return f"{time:,.0f}" if time >= 1000 else f"{time:.3g}"
 
 
 def figure(store: dict, file: Path) -> None:
@@ -175,9 +224,13 @@ def publish(store: dict, docs: Path) -> None:
     figure(store, docs / "figures" / "lab.png")
     data = docs / "figures" / "lab.json"
     data.write_text(json.dumps(store, indent=1) + "\n")
+    page.write_text(f"{before}{BEGIN}\n{body(store)}\n{END}{after}", encoding="utf-8")
+
+
+def body(store: dict) -> str:
+    """What stands between the marks of the page."""
     image = "![Time to accuracy against the rate of the links](figures/lab.png)"
-    body = f"{_conditions(store)}\n\n{image}\n\n{tables(store)}"
-    page.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}", encoding="utf-8")
+    return "\n\n".join([_conditions(store), summary(store), image, tables(store)])
 
 
 def _conditions(store: dict) -> str:

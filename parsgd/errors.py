@@ -9,6 +9,17 @@ class UserError(ValueError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    r"""What an error says first; its type where it says nothing.
+
+    Example:
+        >>> first_line(ValueError("  no room\n  at all")), first_line(KeyError())
+        ('no room', 'KeyError')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 def check_whole(name: str, value: object, least: int = 1) -> None:
     """Refuse what is no whole number of at least ``least``.
 

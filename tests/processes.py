@@ -1,8 +1,9 @@
-"""Commands of parsgd in processes of their own."""
+"""Commands of parsgd in processes of their own, and which are still there."""
 
 import socket
 import subprocess
 import sys
+import time
 
 
 def parsgd(*words, **options):
@@ -39,3 +40,22 @@ def two_by_hand(folder, *words, other=()):
         more = other if process else ()
         both.append(parsgd("train", *words, *manual, *more, cwd=folder))
     return [finished(process) for process in both]
+
+
+def alive(pids):
+    """Those that still run; who is dead may take a moment to go."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [pid for pid in pids if _runs(pid)]
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/status") as lines:
+            return "Z (zombie)" not in lines.read()
+    except OSError:
+        return False

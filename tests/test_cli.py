@@ -168,6 +168,15 @@ def test_list_shows_the_users_own_choices(command, own_choice):
     assert "mine" not in command("list", "strategy")[1]
 
 
+def test_list_says_something_of_a_choice_without_a_comment(command, own_choice):
+    own_choice("strategy/mine", HEADER, *ONE_BIT)
+    own_choice("optimizer/mine", "_target_: optax.lion", "learning_rate: 0.1")
+    own_choice("network/mine", "", "rate: 5.0e+6", "latency: 0.0")
+    _, out, _ = command("list", "--config-dir", "own")
+    for said in ("parsgd.data_parallel", r"optax\.lion", r"rate: 5\.0e\+6"):
+        assert re.search(rf"^  mine +{said}$", out, re.MULTILINE), out
+
+
 def test_a_reducer_is_composed_in_the_users_own_file(command, own_choice, tmp_path):
     own_choice("strategy/mine", HEADER, *ONE_BIT)
     sizes = ("workers=2", "samples=320", "evaluations=2")

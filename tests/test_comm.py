@@ -77,17 +77,18 @@ def test_one_message_for_each_type_gives_the_same(place, monkeypatch):
     }
 
     def send(tree):
-        return comm.mean(tree), comm.total(tree), comm.gather(tree)
+        largest = comm.maximum(tree)
+        return comm.mean(tree), comm.total(tree), comm.gather(tree), largest
 
     apart = over(send, place, tree)
     monkeypatch.setattr(comm, "_fuses", lambda: True)
     at_once = over(send, place, tree)
     jax.tree.map(np.testing.assert_array_equal, at_once, apart)
     if place[0] == "shard_map" and place[2] == 1:
-        called = parsgd.traffic.trace(
-            lambda t: comm.gather(t), place[1], jax.tree.map(lambda x: x[0], tree)
-        )
-        assert sum(m.count for m in called.messages) == 3
+        one = jax.tree.map(lambda x: x[0], tree)
+        for call in (comm.gather, comm.maximum):
+            called = parsgd.traffic.trace(call, place[1], one)
+            assert sum(m.count for m in called.messages) == 3
 
 
 def test_mean_leaves_counts_alone_and_keeps_types(place):
@@ -141,6 +142,30 @@ def test_mean_of_equal_halves_is_themselves(lanes):
     x = np.linspace(1, 1.99, 128).astype(jnp.bfloat16)
     got = over(comm.mean, ("vmap", 1, lanes), np.tile(x, (lanes, 1)))
     np.testing.assert_array_equal(got, np.tile(x, (lanes, 1)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+@pytest.mark.parametrize(
+    "place", [("shard_map", 2, 3), ("shard_map", 3, 2), ("pmap", 2, 3)], ids=str
+)
+def test_means_of_halves_differ_between_placements_by_few_roundings(place, dtype):
+    x = np.random.default_rng(0).normal(size=(6, 1000)).astype(dtype)
+    together = over(comm.mean, ("vmap", 1, 6), x).astype(np.float32)
+    apart = over(comm.mean, place, x)
+    assert apart.dtype == dtype
+    unit = float(jnp.finfo(dtype).eps) * np.abs(x.astype(np.float32)).max(0)
+    assert (np.abs(apart.astype(np.float32) - together) <= place[1] * unit).all()
+    exact = x.astype(np.float32).mean(0)
+    assert (np.abs(together - exact) <= unit).all()
+
+
+def test_the_mean_of_large_float16_numbers_does_not_overflow(place):
+    x = np.full((place[1] * place[2], 7), 60000, np.float16)
+    x[0, 3] = np.inf
+    mean = over(comm.mean, place, x)
+    assert mean.dtype == np.float16
+    np.testing.assert_array_equal(np.isinf(mean), x[:1] * np.ones_like(x) > 60000)
+    np.testing.assert_allclose(np.delete(mean, 3, 1), 60000, rtol=2e-3)
 
 
 def test_maximum_and_all_to_all(place):

@@ -19,7 +19,6 @@ from parsgd.compressors import (
     payload_bytes,
     qsgd,
     random_k,
-    scaled_sign,
     sign,
     threshold,
     top_k,
@@ -243,34 +242,3 @@ def test_the_maximum_shows_what_is_not_finite(place, value):
     for mine in got:
         np.testing.assert_array_equal(mine, want)
     assert np.isnan(want[2]) == np.isnan(value)
-
-
-NAN_SEEN = {
-    "majority_vote": parsgd.reducers.majority_vote(),
-    "threshold": error_feedback(threshold(tau=0.5, capacity_ratio=0.2)),
-    "ef_momentum": optax.chain(
-        parsgd.reducers.local_momentum(0.9, nesterov=True),
-        error_feedback(scaled_sign()),
-    ),
-    "two_sided": error_feedback(LEAF, two_sided=True),
-    "ef21": ef21(linear_8bit()),
-    "random_k": error_feedback(random_k(ratio=0.2)),
-}
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", NAN_SEEN)
-def test_all_workers_see_what_is_not_finite_and_go_on_after_it(name, value):
-    g = gradients((8, 6), 3, 5)
-    g[1, 2, 4, 3] = value  # one entry of one worker in one step
-    outs, states = trajectory(NAN_SEEN[name], LANES3, {"w": g})
-    finite = np.isfinite(outs["w"]).all((2, 3))
-    assert finite.tolist() == [[True, True, False, True, True]] * 3
-    for out in outs["w"]:
-        np.testing.assert_array_equal(out, outs["w"][0])
-    for leaf in jax.tree.leaves(states):
-        assert np.isfinite(leaf).all()
-        if leaf.dtype == np.float32:
-            # A worker's own momentum stays where its own gradient is at fault.
-            which = slice(1, 2) if name == "ef_momentum" else slice(None)
-            np.testing.assert_array_equal(leaf[which, 2], leaf[which, 1])

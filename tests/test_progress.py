@@ -9,7 +9,7 @@ from command_line import command  # noqa: F401
 from rich.console import Console
 from rich.filesize import decimal
 
-from parsgd.cli.progress import Display
+from parsgd.cli.progress import Display, compare
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,27 @@ def test_traffic_of_one_phase_needs_no_sum(command):  # noqa: F811
     code, out, _ = command("traffic", "strategy=local_sgd", "workers=4", "epochs=2")
     assert code == 0
     assert "per round a worker sends" in out and "whole run" not in out
+
+
+@pytest.mark.parametrize("sent, more", [(400, False), (400.1, False), (800, True)])
+def test_more_than_without_compression_is_said(sent, more):
+    said = compare(sent, 400)
+    assert ("more than without compression" in said) == more
+    assert ("two_sided=true" in said) == more
+
+
+@pytest.mark.parametrize(
+    ("option", "more"), [((), True), (("feedback.two_sided=true",), False)]
+)
+def test_traffic_says_where_a_gathered_code_costs_more_and_what_to_do(
+    option,
+    more,
+    command,  # noqa: F811
+):
+    words = ("strategy=compressed", "compressor=linear_8bit", "workers=16", *option)
+    code, out, err = command("traffic", *words, "epochs=1")
+    assert code == 0, err
+    assert ("more than without compression" in out) == more
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,12 @@ def test_the_order_of_the_rows_is_said_and_its_column_kept(sweep):
 def test_one_row_and_no_target_have_no_order_to_tell(tmp_path):
     fake_job(tmp_path / "0")
     assert "sort=" not in printed(tmp_path)
+    said = "sort=bytes changes nothing: there is"
+    assert f"{said} one configuration" in printed(tmp_path, sort="bytes")
     fake_job(tmp_path / "0", regression=True)
     fake_job(tmp_path / "1", workers=2, regression=True)
     assert "sort=" not in printed(tmp_path)
+    assert f"{said} no accuracy to sort by" in printed(tmp_path, sort="bytes")
 
 
 def test_a_report_is_sorted_as_asked(sweep, command, tmp_path):  # noqa: F811

@@ -9,7 +9,7 @@ from command_line import in_new_process
 from documents import ROOT
 from needs_links import needs_links
 
-from parsgd.lab.command import table
+from parsgd.lab.command import table, together
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
 from parsgd.traffic import Message, Traffic
@@ -188,6 +188,29 @@ def test_times_to_accuracy_are_steps_times_seconds(bench, store):
     assert "| DDP, fp16 | failed: not run |" in text
 
 
+def test_what_follows_from_the_tables_is_computed_with_them(bench, store):
+    # 242,752 parameters of 4 bytes, of which 1.5 times that is sent, at 1 Gbit/s.
+    ideal = 0.002 + 1.5 * 4 * 242_752 * 8 / 1e9
+    more = [
+        measured("one_bit_sgd", [0.004]),
+        measured("power_sgd", [0.012]),
+        measured("DDP", [0.005], link="10gbit"),
+        measured("one_bit_sgd", [], link="steps", accuracy=0.8, steps=150),
+    ]
+    store["cells"] |= {f"more {i}": cell for i, cell in enumerate(more)}
+    expected = (
+        f"| mlp_258k, 4 | 1gbit | {0.008 / ideal:.2f} | 0.62 | 0.50-1.50 "
+        "| one_bit_sgd, 0.6 s | 0.88 s |"
+    )
+    assert bench.summary(store).splitlines()[2:] == [expected]
+
+
+def test_the_page_says_what_was_measured(bench):
+    store = json.loads((ROOT / "docs" / "figures" / "lab.json").read_text())
+    page = (ROOT / "docs" / "lab.md").read_text(encoding="utf-8")
+    assert f"{bench.BEGIN}\n{bench.body(store)}\n{bench.END}" in page
+
+
 def test_measurements_are_published_between_their_marks(bench, store, tmp_path):
     page = tmp_path / "lab.md"
     page.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n")
@@ -220,3 +243,12 @@ def test_windows_are_whole_rounds_that_last_long_enough(bench):
             assert 0 < steps <= 200
             if link == "100mbit" and method in ("sync_sgd", "DDP"):
                 assert 2 <= steps <= 3  # of about a second each
+
+
+def test_jobs_of_processes_are_paired_by_their_number():
+    """The second process failed in job 0, the first in job 2."""
+    first = [{"job": 0, "rounds": 5}, {"job": 1, "rounds": 6}]
+    second = [{"job": 1, "rounds": 6}, {"job": 2, "rounds": 7}]
+    assert together([first, second]) == [[first[1], second[0]]]
+    assert together([first, []]) == []
+    assert together([first]) == [[first[0]], [first[1]]]

@@ -12,13 +12,11 @@ from typing import Any
 
 from parsgd.checkpoint.leaves import Leaf
 from parsgd.checkpoint.settings import FolderError
+from parsgd.flat import ABSENT, leaves, under
 
 # Keys, and groups of keys, that may differ.
 FREE = (
     "placement",
-    "checkpoint",
-    "cluster",
-    "network",
     "workers",
     "worker_batch",
     "global_batch",
@@ -34,7 +32,6 @@ FREE = (
     "scaling.reference_batch",
 )
 FIXED = ("optimizer._target_",)
-ABSENT = "absent"
 
 
 def allowed(
@@ -90,28 +87,26 @@ def same_leaves(old: Mapping[str, Leaf], new: Mapping[str, Leaf], folder: Path) 
         )
 
 
-def _changed(old: Any, new: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    before, after = dict(_flat(old)), dict(_flat(new))
+def _changed(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    before, after = _flat(old), _flat(new)
     for key in dict.fromkeys([*before, *after]):
         both = before.get(key, ABSENT), after.get(key, ABSENT)
         if both[0] != both[1]:
             yield key, both
 
 
-def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        # As JSON gives it back.
-        yield prefix, list(node) if isinstance(node, tuple) else node
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    # As JSON gives it back.
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in leaves(facts).items()
+    }
 
 
 def _free(key: str) -> bool:
-    def under(group: str) -> bool:
-        return key == group or key.startswith(f"{group}.")
-
-    return any(map(under, FREE)) and not any(map(under, FIXED))
+    return under(key, FREE) and not under(key, FIXED)
 
 
 def _shape(leaf: Leaf | None) -> str:

@@ -23,7 +23,7 @@ from parsgd.checkpoint.settings import (
     check_format,
 )
 from parsgd.core import TrainState
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
@@ -265,7 +265,7 @@ def _by_all(read: Callable[[], T]) -> T:
     try:
         found = read()
     except Exception as error:  # Orbax raises errors of any kind
-        first = str(error).strip().partition("\n")[0].partition(" See full")[0]
+        first = first_line(error).partition(" See full")[0]
         problem = f"{type(error).__name__}: {first}"
     problems = cluster.exchange("checkpoint that all can read", problem)
     if any(problems):

@@ -23,7 +23,7 @@ from etils import epath
 from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 from parsgd.training.evaluate import score_of
 
 SUMS = "crc32"  # in the meta data
@@ -220,7 +220,7 @@ class Store:
             raise self._failed(error.strerror or str(error)) from error
         except ValueError as error:
             # What its writers report: the reason is somewhere in the first line.
-            reason = str(error).strip().partition("\n")[0]
+            reason = first_line(error)
             full = os.strerror(errno.ENOSPC)
             raise self._failed(full if full in reason else reason) from error
 

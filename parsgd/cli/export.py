@@ -16,7 +16,7 @@ from parsgd.cli.resume import CHECKPOINTS
 from parsgd.config.objects import build
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
@@ -152,11 +152,10 @@ def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
     try:
         return read(step)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         others = [str(s) for s in store.steps() if s != step]
         instead = f"; others are of step {', '.join(others)}" if others else ""
         raise UserError(
-            f"{store.folder / str(step)} cannot be read ({first}){instead}"
+            f"{store.folder / str(step)} cannot be read ({first_line(error)}){instead}"
         ) from error
 
 

@@ -13,6 +13,12 @@ from parsgd.words import decimals
 
 log = logging.getLogger(__name__)
 
+MORE = (
+    "; more than without compression: codes that are gathered send W - 1 payloads, so "
+    "use two_sided=true (feedback.two_sided, or strategy.two_sided of one_bit_sgd), a "
+    "code that is summed, such as compressor=fp16, or fewer workers"
+)
+
 
 class Display(Observer):
     """Shows a run on a console, and writes the same to the job's log.
@@ -101,14 +107,18 @@ def compare(sent: float, dense: float, when: str = "per round") -> str:
     Example:
         >>> compare(1000, 16000)
         'per round a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
+
+    Where it is more than without compression that is said, with what to do.
     """
     if when != "per round":
         when += ","  # "on a worker" would read as one thing
     if not sent:
         return f"{when} a worker sends nothing"
+    # Not by rounding alone.
+    more = MORE if sent > 1.001 * dense else ""
     return (
         f"{when} a worker sends {decimal(round(sent))}; all-reduced gradients: "
-        f"{decimal(round(dense))}, ratio {dense / sent:.3g}"
+        f"{decimal(round(dense))}, ratio {dense / sent:.3g}{more}"
     )
 
 

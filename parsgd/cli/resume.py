@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from parsgd.checkpoint.names import read_meta, steps_in
+from parsgd.config.overrides import overrides, quoted
 from parsgd.errors import UserError
 
 CHECKPOINTS = "checkpoints"  # in a run's folder
@@ -49,8 +48,7 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             "folder to have both"
         )
     kept = [o for o in before if not keys.intersection(_keys([o]))]
-    place = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return [*kept, *others, f"hydra.run.dir='{place}'"]
+    return [*kept, *others, f"hydra.run.dir={quoted(folder.resolve())}"]
 
 
 def _overrides(folder: Path) -> list[str]:
@@ -76,6 +74,4 @@ def has_checkpoints(folder: Path) -> bool:
 
 def _keys(arguments: Sequence[str]) -> list[str]:
     """The keys of what are overrides among the arguments."""
-    overrides = [a for a in arguments if a[:1] != "-" and ("=" in a or a[:1] == "~")]
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return [str(override.key_or_group) for override in parsed]
+    return [str(override.key_or_group) for override in overrides(arguments)]

@@ -4,13 +4,12 @@ Different batches or rates would train something, and nothing would tell.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parsgd import cluster
 from parsgd.errors import UserError
-
-ABSENT = "absent"
+from parsgd.flat import ABSENT, leaves, under
 
 
 def check_alike(options: Mapping[str, Any], *, own: Sequence[str] = ()) -> None:
@@ -23,11 +22,7 @@ def check_alike(options: Mapping[str, Any], *, own: Sequence[str] = ()) -> None:
     Raises:
         UserError: Lists what differs, with each process's value.
     """
-    flat = {
-        key: value
-        for key, value in _flat(options)
-        if not any(key == name or key.startswith(f"{name}.") for name in own)
-    }
+    flat = {key: value for key, value in leaves(options).items() if not under(key, own)}
     texts = cluster.exchange("options", json.dumps(flat, sort_keys=True, default=str))
     if len({*texts}) == 1:
         return
@@ -43,11 +38,3 @@ def check_alike(options: Mapping[str, Any], *, own: Sequence[str] = ()) -> None:
         f"the processes of this run were not started alike:{listed}\n"
         "Give all of them the same command, script and versions"
     )
-
-
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

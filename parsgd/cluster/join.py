@@ -11,7 +11,7 @@ import threading
 
 from parsgd.cluster import group, rendezvous
 from parsgd.cluster.rendezvous import Settings
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 
 SAME_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
@@ -68,7 +68,7 @@ def start(settings: Settings) -> None:
             shutdown_timeout_seconds=seconds,
         )
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
+        first = first_line(error)
         if any(word in first for word in ("DEADLINE_EXCEEDED", "UNAVAILABLE")):
             raise UserError(f"{message} ({first})") from error
         raise UserError(

@@ -1,5 +1,6 @@
-"""``parsgd list``: the choices of each config group, with their first line."""
+"""``parsgd list``: the choices of each config group, with a line about each."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,12 +47,12 @@ def conf_dir() -> Path:
 
 
 def choices(conf: Path) -> dict[str, dict[str, str]]:
-    """The choices of each group with their first line of comment."""
+    """The choices of each group with what a line says of each."""
     found: dict[str, dict[str, str]] = {}
     for path in sorted(conf.rglob("*.yaml")):
         group = path.parent.relative_to(conf).as_posix()
         if group != ".":
-            found.setdefault(group, {})[path.stem] = _first_comment(path)
+            found.setdefault(group, {})[path.stem] = _description(path)
     return found
 
 
@@ -100,8 +101,13 @@ def _refuse_hidden(folder: Path) -> None:
             )
 
 
-def _first_comment(path: Path) -> str:
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _description(path: Path) -> str:
+    """A file's first line of comment, else what it calls, else its first value."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for line in lines:
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ")
-    return ""
+    for line in lines:
+        if match := re.search(r"_target_: *([\w.]+)", line):
+            return match[1]
+    return next((s for s in map(str.strip, lines) if s and s[0] != "#"), "")

@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import (
     ConfigCompositionException,
@@ -16,7 +15,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from parsgd.config.choices import choices, conf_dir
-from parsgd.errors import UserError
+from parsgd.config.overrides import overrides
+from parsgd.errors import UserError, first_line
 
 _NO_CHOICE = "Config group override must be a string"
 
@@ -54,7 +54,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
             f"cannot read the argument {error.override!r}: arguments look like "
             "key=value, and lists with spaces need quotes"
         )
-    text = _first_line(error).removeprefix("Error merging override ")
+    text = first_line(error).removeprefix("Error merging override ")
     if match := re.match(r"Interpolation key '(optimizer\.\w+)' not found", text):
         return (
             f"the strategy takes {match[1]}, which the chosen optimizer does not have: "
@@ -78,7 +78,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
         return _not_overridable(match[1], error.__cause__, arguments)
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and cause is not None:
-        text = f"{text}: {_first_line(cause)}"
+        text = f"{text}: {first_line(cause)}"
     elif isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
     return text
@@ -100,7 +100,7 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = wanted.rpartition("/")
     options = sorted(error.options or ())
     if not group or not (options or name in PLUGINS):
-        return _first_line(error)
+        return first_line(error)
     if group.startswith("hydra/") and name in PLUGINS:
         return (
             f"{group}/{name} is a plugin of Hydra's that is not installed: "
@@ -127,7 +127,7 @@ def _not_overridable(
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."
         )
     if "not in" not in str(cause):
-        return f"{key}: {_first_line(cause)}"
+        return f"{key}: {first_line(cause)}"
     # Of a.b.c it may be b that is missing.
     key = cause.full_key or key
     parent, _, name = key.rpartition(".")
@@ -162,8 +162,9 @@ def _choices_of(group: str, arguments: Sequence[str]) -> set[str]:
 
 def _no_choice(arguments: Sequence[str]) -> str:
     groups = choices(conf_dir())
-    overrides = [a for a in arguments if "=" in a and not a.startswith("-")]
-    for given in OverridesParser.create().parse_overrides(overrides):
+    for given in overrides(arguments):
+        if given.is_delete():
+            continue
         value, group = given.value(), given.key_or_group
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         if not group:
@@ -193,8 +194,3 @@ def _siblings(cause: OmegaConfBaseException) -> Sequence[str]:
     except (AttributeError, OmegaConfBaseException):
         return []
     return sorted(key for key in keys if key != "hydra" and not key.startswith("_"))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

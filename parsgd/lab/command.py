@@ -76,7 +76,8 @@ def lab(arguments: list[str]) -> int:
         code = supervise(commands, where, cores=cores, grace=options.grace)
         whole_run = [links.counters(space)._asdict() for space in made.spaces]
         jobs = [_lines(file) for file in files]
-    if code and not all(jobs):
+    training = together(jobs)
+    if code and not training:
         return code
     result = {
         "link": options.link,
@@ -88,7 +89,7 @@ def lab(arguments: list[str]) -> int:
         "code": code,
         # One list per job of the command, with an entry per process. Those of a sweep
         # that were measured are shown also if another failed.
-        "training": [list(job) for job in zip(*jobs, strict=not code)],
+        "training": training,
         "whole_run": whole_run,
     }
     print(f"{count} links of {link.describe()} each way\n{table(result)}", flush=True)
@@ -107,6 +108,18 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def together(lines: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """For each job that all processes have measured, their lines.
+
+    Args:
+        lines: What each process wrote, a line per job, with its number; where a job
+            failed some have no line of it.
+    """
+    numbered = [{line["job"]: line for line in own} for own in lines]
+    complete = set.intersection(*map(set, numbered))
+    return [[own[number] for own in numbered] for number in sorted(complete)]
 
 
 def table(result: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,8 @@ QUEUE = "50ms"
 # Of those that every namespace may choose. The machine's own choice may be one that
 # guesses the rate, badly so for short messages.
 CONGESTION = "reno"
+INSTEAD = "`parsgd launch` starts processes without slow links"
+GONE_SECONDS = 2.0  # until what another lab removes is gone
 
 
 class Network(NamedTuple):
@@ -53,14 +56,13 @@ class Network(NamedTuple):
 
 def missing() -> str | None:
     """Why this machine cannot have a lab, and what to do; None if it can."""
-    instead = "`parsgd launch` starts processes without slow links"
     if sys.platform != "linux":
-        return f"it needs Linux and its network namespaces: {instead}"
+        return f"it needs Linux and its network namespaces: {INSTEAD}"
     for tool in ("ip", "tc"):
         if not shutil.which(tool):
-            return f"there is no {tool} here: install iproute2; {instead}"
+            return f"there is no {tool} here: install iproute2; {INSTEAD}"
     if os.geteuid() != 0:
-        return f"network namespaces are made by root only: use sudo; {instead}"
+        return f"network namespaces are made by root only: use sudo; {INSTEAD}"
     return None
 
 
@@ -86,12 +88,12 @@ def network(processes: int, link: Link) -> Iterator[Network]:
         tuple(f"10.77.0.{i + 1}" for i in range(processes)),
         f"{prefix}-hub",
     )
-    try:
+    with contextlib.ExitStack() as stack:
+        # One by one, so that none is left behind where the removal of another fails.
+        for space in (made.hub, *made.spaces):
+            stack.callback(_remove, space)
         _build(made, link)
         yield made
-    finally:
-        for space in (*made.spaces, made.hub):
-            _remove(space)
 
 
 def inside(space: str, command: Sequence[str]) -> list[str]:
@@ -120,7 +122,10 @@ def remove_leftovers() -> list[str]:
 
 
 def _in(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _birth(pid: int) -> str | None:
@@ -188,29 +193,44 @@ def _choose_congestion_control(space: str) -> None:
 def _write_hosts(space: str, address: str) -> None:
     """Processes tell each other the address that the machine's own name has."""
     folder = ETC / space
-    folder.mkdir(parents=True)
+    while not folder.exists():
+        # Another lab that ends removes the folder above it, where that is empty.
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True)
     hosts = f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
     (folder / "hosts").write_text(hosts)
 
 
 def _remove(space: str) -> None:
     """Remove a namespace with all that is in it, as far as it was made."""
-    if (NAMESPACES / space).exists():
-        for pid in _run(["ip", "netns", "pids", space]).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
-        _run(["ip", "netns", "delete", space])
+    end = time.monotonic() + GONE_SECONDS
+    while (NAMESPACES / space).exists():
+        try:
+            for pid in _run(["ip", "netns", "pids", space]).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+            _run(["ip", "netns", "delete", space])
+        except UserError:
+            # Another lab may be about to remove the same leftover.
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
     shutil.rmtree(ETC / space, ignore_errors=True)
     with contextlib.suppress(OSError):  # there may be others
         ETC.rmdir()
 
 
 def _run(command: Sequence[str]) -> str:
-    # A session of its own: Ctrl-C must not end it half way.
+    # A process group of its own: Ctrl-C must not end it half way.
     done = subprocess.run(
         command, capture_output=True, text=True, start_new_session=True
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if said.endswith(("not permitted", "Permission denied")):
+            said += (
+                ". This root may not do it, as in most containers: start the container "
+                f"with --privileged, or use the machine itself; {INSTEAD}"
+            )
         raise UserError(f"`{' '.join(command)}` failed: {said}")
     return done.stdout

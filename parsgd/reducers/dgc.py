@@ -106,6 +106,8 @@ def dgc(
     if min_size < 0:
         raise ValueError(f"dgc: min_size={min_size} must be 0 or more")
 
+    channel = Exchange(top_k(ratio=density))
+
     def compressed(x) -> bool:
         return len(x.shape) > 1 and x.size >= max(1, min_size)
 
@@ -128,7 +130,7 @@ def dgc(
         for path, g in gradient.items():
             step, velocity[path] = _momentum(g, velocity[path], momentum, nesterov)
             accumulated[path] = state.accumulated[path] + step
-        mean, sent = _sparse_mean(accumulated, density)
+        mean, sent = _sparse_mean(accumulated, channel)
         for path in gradient:
             u, v = velocity[path], jnp.where(sent[path], 0.0, accumulated[path])
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
@@ -151,11 +153,12 @@ def _momentum(g: jax.Array, u: jax.Array, m: float, nesterov: bool) -> tuple:
     return (m * u + g if nesterov else u), u
 
 
-def _sparse_mean(arrays: paths.Arrays, density: float) -> tuple[dict, dict]:
+def _sparse_mean(arrays: paths.Arrays, channel: Exchange) -> tuple[dict, dict]:
     """Mean of what the workers send, and where this one sent something."""
-    code = top_k(ratio=density)
     sparse, dense = {}, {}
     for path, v in arrays.items():
-        (sparse if payload_bytes(code, v) < v.nbytes else dense)[path] = v
-    mean, sent, _, _ = Exchange(code).average(sparse, Exchange(code).init({}))
+        (sparse if payload_bytes(channel.compressor, v) < v.nbytes else dense)[path] = v
+    # Its state is for codes that draw numbers and for the two-sided form: this one has
+    # none worth keeping, and what is not sent stays in v.
+    mean, sent, _, _ = channel.average(sparse, channel.init({}))
     return mean | comm.mean(dense), {p: x != 0 for p, x in (sent | dense).items()}

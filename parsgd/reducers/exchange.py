@@ -119,8 +119,9 @@ class Exchange(NamedTuple):
     def average(self, arrays: Arrays, state: ExchangeState) -> Averaged:
         """The workers' average of their arrays, by path.
 
-        Where a worker's array is not finite the whole average is NaN, but for codes
-        that have no number for it, such as `sign`.
+        Where a worker's array is not finite the whole average is NaN, so that nothing
+        of it is applied while residuals stay as they were; but for codes that have no
+        number for it, such as `sign`.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
@@ -137,6 +138,8 @@ class Exchange(NamedTuple):
             mean, sent, good = _summed(self.compressor, arrays, keys)
         else:
             mean, sent, good = _gathered(self.compressor, arrays, keys)
+        # All of it, as if it had been seen before it was encoded.
+        mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
         return Averaged(mean, sent, good, ExchangeState(state.step + 1, owed))
 
     def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -162,7 +165,7 @@ class Exchange(NamedTuple):
 
     def _two_sided(self, arrays: Arrays, keys: Keys, owner_error: Arrays) -> tuple:
         code, world = self.compressor, comm.world()
-        like, payload, sent, answer, left = {}, {}, {}, {}, {}
+        like, payload, sent, answer, rest = {}, {}, {}, {}, {}
         drawn = {
             path: (None, None) if key is None else _split(key, world)
             for path, key in keys.items()
@@ -175,19 +178,19 @@ class Exchange(NamedTuple):
             decoded = jax.vmap(lambda p, k, one=one: code.decode(p, one, k))
             sent[path] = unstriped(decoded(payload[path], own), v)
         for path, mine in comm.all_to_all(payload).items():
-            owed = owner_error[path]
-            total = nan_unless_finite(
-                mean_of_decoded(code, mine, like[path], None) + owed
-            )
+            total = mean_of_decoded(code, mine, like[path], None) + owner_error[path]
+            total = nan_unless_finite(total)
             answer[path] = code.encode(total, drawn[path][0])
-            rest = total - code.decode(answer[path], like[path], None)
-            left[path] = paths.keep_unless(paths.finite(rest), rest, owed)
-        mean, good = {}, {}
+            rest[path] = total - code.decode(answer[path], like[path], None)
+        mean, good, left = {}, {}, {}
         for path, all_stripes in comm.gather(answer).items():
             one = like[path]
             decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
             mean[path] = unstriped(decoded(all_stripes), arrays[path])
             good[path] = mean_is_finite(code, all_stripes, mean[path])
+            # What another owner's stripe spoils is not applied here either.
+            on = good[path] & paths.finite(rest[path])
+            left[path] = paths.keep_unless(on, rest[path], owner_error[path])
         return mean, sent, good, left
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
@@ -264,9 +267,6 @@ def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
             for path, payloads in gathered.items()
         }
     good = {p: mean_is_finite(compressor, gathered[p], v) for p, v in mean.items()}
-    if compressor.exposes_nonfinite:
-        # All of it, as if it had been seen before it was encoded.
-        mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
     return mean, sent, good
 
 

@@ -56,6 +56,9 @@ def show(
     goals = results.targets(results.group(jobs), target)
     if table.height > 1 and any(goal.value is not None for goal in goals.values()):
         print(describe_sort(sort), file=console.file)
+    elif sort != "seconds":  # it was asked for
+        why = "one configuration" if table.height < 2 else "no accuracy to sort by"
+        print(f"sort={sort} changes nothing: there is {why}", file=console.file)
     for task, goal in goals.items():
         of = f" of {task}" if len(goals) > 1 else ""
         value = "none" if goal.value is None else f"accuracy {goal.value:g}"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from parsgd.flat import leaves, under
 from parsgd.results.files import Job
 
 # Settings with a column of their own, and how a label spells them.
@@ -140,8 +141,8 @@ def _identity(job: Job) -> str:
     config = {key: value for key, value in _own(job).items() if key != "seed"}
     # A config may name its own output folder, which differs for every seed.
     own = str(job.folder.resolve())
-    leaves = {k: v for k, v in _leaves(config).items() if own not in str(v)}
-    return json.dumps(leaves, sort_keys=True, default=str)
+    shared = {k: v for k, v in leaves(config).items() if own not in str(v)}
+    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def _own(job: Job) -> dict[str, Any]:
@@ -202,11 +203,10 @@ def _varying(jobs: list[Job]) -> list[str]:
         and len({one.get(key) for one in asked}) > 1
     ]
     columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
-    configs = [_leaves(_own(job)) for job in jobs]
+    configs = [leaves(_own(job)) for job in jobs]
     strategies = [_choice(job, "strategy") for job in jobs]
     for key in dict.fromkeys(key for config in configs for key in config):
-        explained = any(key == k or key.startswith(f"{k}.") for k in keys)
-        if key in _OWN or key == "strategy._target_" or explained:
+        if key in _OWN or key == "strategy._target_" or under(key, keys):
             continue
         column = tuple(str(config.get(key)) for config in configs)
         if column not in columns and _differs(key, configs, strategies):
@@ -242,14 +242,3 @@ def _value(job: Job, key: str) -> Any:
             return float(asked)
         except ValueError:
             return asked
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as one dict with dotted keys; lists are leaves."""
-    leaves = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves

@@ -1,0 +1,84 @@
+"""What is not finite in one worker's array: all see it, and nothing of it is kept."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+import quantizer_codes
+import sparse_codes
+from reducing import LANES3, gradients, trajectory
+
+import parsgd
+from parsgd.compressors import (
+    linear_8bit,
+    one_bit,
+    random_k,
+    scaled_sign,
+    threshold,
+    top_k,
+)
+from parsgd.reducers import compressed_all_reduce, ef21, error_feedback
+
+LEAF = one_bit(levels="leaf")
+NAN_SEEN = {
+    "majority_vote": parsgd.reducers.majority_vote(),
+    "threshold": error_feedback(threshold(tau=0.5, capacity_ratio=0.2)),
+    "ef_momentum": optax.chain(
+        parsgd.reducers.local_momentum(0.9, nesterov=True),
+        error_feedback(scaled_sign()),
+    ),
+    "two_sided": error_feedback(LEAF, two_sided=True),
+    "ef21": ef21(linear_8bit()),
+    "random_k": error_feedback(random_k(ratio=0.2)),
+}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", NAN_SEEN)
+def test_all_workers_see_what_is_not_finite_and_go_on_after_it(name, value):
+    g = gradients((8, 6), 3, 5)
+    g[1, 2, 4, 3] = value  # one entry of one worker in one step
+    outs, states = trajectory(NAN_SEEN[name], LANES3, {"w": g})
+    finite = np.isfinite(outs["w"]).all((2, 3))
+    assert finite.tolist() == [[True, True, False, True, True]] * 3
+    for out in outs["w"]:
+        np.testing.assert_array_equal(out, outs["w"][0])
+    for leaf in jax.tree.leaves(states):
+        assert np.isfinite(leaf).all()
+        if leaf.dtype == np.float32:
+            # A worker's own momentum stays where its own gradient is at fault.
+            which = slice(1, 2) if name == "ef_momentum" else slice(None)
+            np.testing.assert_array_equal(leaf[which, 2], leaf[which, 1])
+
+
+EVERY = {name: code for name, code in quantizer_codes.CODES.items() if name != "sign"}
+EVERY |= {name: make(ratio=0.2) for name, make in sparse_codes.CODES.items()}
+TWO_SIDED = [n for n, code in EVERY.items() if code.contracts and not code.sums]
+
+
+@pytest.mark.parametrize(
+    ("name", "two_sided"),
+    [*((name, False) for name in EVERY), *((name, True) for name in TWO_SIDED)],
+)
+def test_all_of_an_average_is_nan_where_one_entry_of_one_worker_is_not_finite(
+    name, two_sided
+):
+    g = {leaf: gradients((8, 6), 3, 1, seed) for seed, leaf in enumerate("abc")}
+    g["a"][1, 0, 4, 3] = np.nan
+    g["b"][2, 0, 7, 1] = -np.inf
+    reducer = compressed_all_reduce(EVERY[name], two_sided=two_sided)
+    outs, _ = trajectory(reducer, LANES3, g)
+    assert np.isnan(outs["a"]).all() and np.isnan(outs["b"]).all()
+    assert np.isfinite(outs["c"]).all()
+
+
+@pytest.mark.parametrize("two_sided", [False, True])
+@pytest.mark.parametrize("code", [LEAF, top_k(ratio=0.2)])
+def test_a_step_whose_sum_overflows_is_as_if_it_had_not_been(code, two_sided):
+    g = gradients((8, 6), 3, 3)
+    g[:, 1, :, 4:] = 2.5e38  # two-sided: the columns of one owner
+    reducer = error_feedback(code, two_sided=two_sided)
+    outs, states = trajectory(reducer, LANES3, {"w": g})
+    assert np.isnan(outs["w"]).all((0, 2, 3)).tolist() == [False, True, False]
+    for leaf in jax.tree.leaves((states.error, states.exchange.owner_error)):
+        np.testing.assert_array_equal(leaf[:, 1], leaf[:, 0])
