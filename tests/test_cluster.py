@@ -208,9 +208,8 @@ def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     )
     assert code == 1, err
     assert out.count("2 jobs in s") == 1
-    folders = {p.parent.name for p in (tmp_path / "s").glob("*/result.json")}
-    assert folders == {"0", "1"}  # one of each job, not of each process
-    assert folders == {p.name for p in (tmp_path / "s").iterdir() if p.name.isdigit()}
+    jobs = {p.name for p in (tmp_path / "s").iterdir() if p.name.isdigit()}
+    assert jobs == {"0", "1"}  # a folder of each job, not of each process
     reason = "3 workers cannot be spread evenly over 2 processes: use workers=2 or 4"
     assert out.count("#1 ") == 1 and reason in out
     lines = (tmp_path / "s/0/metrics.jsonl").read_text().splitlines()

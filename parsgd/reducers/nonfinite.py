@@ -37,7 +37,8 @@ def skip_nonfinite(
         skip_nonfinite(optax.chain(error_feedback(one_bit()), optax.sgd(0.1, 0.9)))
 
     ``inner`` runs in any case and its result is dropped: a branch around collectives
-    would hang workers that take the other one.
+    would hang workers that take the other one. `parsgd.fit` names the workers at fault
+    after each evaluation.
 
     Args:
         inner: Any optax transformation; sees each worker's own gradient.
