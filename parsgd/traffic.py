@@ -55,6 +55,14 @@ class Traffic(NamedTuple):
         """Bytes sent per worker."""
         return sum(m.bytes for m in self.messages)
 
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each collective is called."""
+        out: dict[str, int] = {}
+        for m in self.messages:
+            out[m.collective] = out.get(m.collective, 0) + m.count
+        return out
+
     def by_collective(self) -> dict[str, float]:
         """Bytes per collective."""
         out: dict[str, float] = {}

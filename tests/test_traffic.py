@@ -111,7 +111,7 @@ def test_loops_multiply_and_branches_take_the_larger():
 
     found = traffic.trace(fn, 2, jnp.zeros(10))
     assert [m.count for m in found.messages] == [5, 1, 1]
-    assert found.bytes == 7 * 40
+    assert found.bytes == 7 * 40 and found.calls == {"all-reduce": 7}
 
 
 def test_each_collective():

@@ -12,7 +12,6 @@ from needs_links import needs_links
 from parsgd.lab.command import table, together
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
-from parsgd.traffic import Message, Traffic
 from parsgd.training.train import Observer
 
 
@@ -41,14 +40,10 @@ def test_wire_counts_training_and_nothing_else():
         def record(self, record):
             send(20_000)
 
-    messages = [("all-reduce", 300.0), ("all-gather", 200.0), ("all-gather", 100.0)]
-    programs = [
-        Traffic(tuple(Message(name, "float32", (), 1, size) for name, size in part))
-        for part in ([("permute", 7.0)], messages[:1], messages)
-    ]
-    wire = Wire(Inner(), read, programs)
+    calls = {"all-reduce": 1, "all-gather": 2}
+    wire = Wire(Inner(), read)
     send(1_000_000)  # the processes find each other
-    wire.start({"workers": 2, "parameters": 75, "bytes_per_round": 600}, [])
+    wire.start({"workers": 2, "parameters": 75, "calls_per_round": calls}, [])
     send(50_000)
     wire.record(record(0, 0))
     send(300 + 900_000)  # a round, after it was rehearsed
@@ -65,7 +60,7 @@ def test_wire_counts_training_and_nothing_else():
     assert result["sent"] == 2100 + 5 * HEADER
     assert (result["rounds"], result["dispatches"], result["seconds"]) == (7, 2, 3.5)
     assert (result["workers"], result["parameters"]) == (2, 75)
-    assert result["calls_per_round"] == {"all-reduce": 1, "all-gather": 2}
+    assert result["calls_per_round"] == calls
     # 4 parts of an all-reduce and 2 of each all-gather, in each of 7 rounds.
     assert result["expected"] == 2100 + 7 * 8 * 144
     assert seen == [1, 5, 8]

@@ -15,31 +15,18 @@ from parsgd.lab.links import DEVICE
 
 
 def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., Any]:
-    """``fit`` with an observer that reads the interface before its own.
-
-    It also notes the traffic that ``fit`` asks the engine for, to know the calls.
-    """
+    """``fit`` with an observer that reads the interface before its own."""
     from parsgd.lab.counters import read
     from parsgd.lab.wire import Wire
-    from parsgd.training.engine import Engine
     from parsgd.training.train import Observer
 
-    traffic, numbers = Engine.traffic, itertools.count()
+    numbers = itertools.count()
 
     @functools.wraps(fit)
     def run(*args: Any, observer: Any = None, **kwargs: Any) -> Any:
-        programs, number = [], next(numbers)
-
-        def noted(self: Engine, phase: int, local_steps: int) -> Any:
-            programs.append(traffic(self, phase, local_steps))
-            return programs[-1]
-
-        wire = Wire(observer or Observer(), lambda: read(device), programs)
-        Engine.traffic = noted
-        try:
-            result = fit(*args, observer=wire, **kwargs)
-        finally:
-            Engine.traffic = traffic
+        number = next(numbers)
+        wire = Wire(observer or Observer(), lambda: read(device))
+        result = fit(*args, observer=wire, **kwargs)
         with file.open("a") as out:
             print(json.dumps({"job": number} | wire.result()), file=out)
         return result

@@ -7,13 +7,11 @@ the program is compiled and a round is rehearsed.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from parsgd.lab import gloo
 from parsgd.lab.counters import Counters
-from parsgd.traffic import Traffic
 from parsgd.training.train import Record
 
 QUIET_SECONDS = 0.005
@@ -26,12 +24,12 @@ class Wire:
     Args:
         inner: The observer that it stands before.
         read: Reads the counters.
-        programs: The traffic of a round of each program, known when the run starts.
 
     Attributes:
         carried: While the run trained, from the second dispatch on.
         counted: Bytes of the same rounds and one worker, by the program.
-        calls: Collectives of a round, by their usual names.
+        calls: Collectives of a round, by their usual names; of several programs that
+            of the one which most rounds run.
         rounds: How many these are.
         dispatches: In how many parts they were run. Where workers differ, each may also
             measure by how much, which the program's count leaves out.
@@ -40,17 +38,12 @@ class Wire:
         parameters: Numbers in a worker's model.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        read: Callable[[], Counters],
-        programs: Sequence[Traffic] = (),
-    ):
-        self._inner, self._read, self._programs = inner, read, programs
+    def __init__(self, inner: Any, read: Callable[[], Counters]):
+        self._inner, self._read = inner, read
         self._last: Counters | None = None
         self._first: Record | None = None
         self.carried = Counters(0, 0, 0, 0)
-        self.calls: Counter[str] = Counter()
+        self.calls: dict[str, int] = {}
         self.counted = self.seconds = 0.0
         self.rounds = self.dispatches = self.workers = self.parameters = 0
 
@@ -60,10 +53,7 @@ class Wire:
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Before the first step."""
         self.workers, self.parameters = summary["workers"], summary["parameters"]
-        # Of several programs the one that most rounds run.
-        main = [t for t in self._programs if t.bytes == summary["bytes_per_round"]]
-        for message in main[0].messages if main else ():
-            self.calls[message.collective] += message.count
+        self.calls = summary["calls_per_round"]
         self._inner.start(summary, lines)
 
     def progress(self, step: int, steps: int, record: Record) -> None:
@@ -97,7 +87,7 @@ class Wire:
             "rounds": self.rounds,
             "dispatches": self.dispatches,
             "seconds": self.seconds,
-            "calls_per_round": dict(self.calls),
+            "calls_per_round": self.calls,
             "counted": self.counted,
             "expected": self.counted + fixed,
             "payload": self.carried.payload,

@@ -34,7 +34,9 @@ class Meter:
         kinds = {(p.phase, p.local_steps): p for p in parts}
         # What a round usually is: not the shorter last one, not a short first phase.
         self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
-        self._sent = {kind: engine.traffic(*kind).bytes for kind in kinds}
+        found = {kind: engine.traffic(*kind) for kind in kinds}
+        self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
+        self._calls = found[self._main].calls
         longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
         self._step_seconds = 0.0
@@ -202,6 +204,7 @@ class Meter:
                 "reason": place.reason,
             },
             "bytes_per_round": self._sent[kind],
+            "calls_per_round": self._calls,
             "bytes_dense_per_round": dense,
             "bytes_from_step": starts[kind[0]],
             "bytes_until_step": later[0] if later else None,
