@@ -169,6 +169,9 @@ class _Recorder(Observer):
     def progress(self, step: int, steps: int, record: Record) -> None:
         self._display.progress(step, steps, record)
 
+    def say(self, text: str) -> None:
+        self._display.say(text)
+
     def record(self, record: Record) -> None:
         if cluster.is_first():
             results.append(self._folder, record)

@@ -1,0 +1,175 @@
+"""Runs of several processes: they equal those of one, and end when one of them does."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damage import other_numbers, part_of_process_1
+from processes import finished, free_address, parsgd, two_by_hand
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+# Each kind of collective, a phase that changes, lanes that differ within a round.
+ALGORITHMS = (
+    "sync_sgd",
+    "sync_sgd ring",
+    "local_sgd average",
+    "post_local_sgd",
+    "block_momentum",
+    "diloco",
+    "one_bit_sgd",
+    "top_k",
+    "sign_sgd_majority",
+    "power_sgd",
+    "dgc",
+    "demo",
+    "one-bit adam",
+    "one_bit two-sided",
+)
+SHORT = ("workers=2", "epochs=1", "evaluations=1")
+
+
+def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
+    ends = []
+    for processes, devices in ((1, 4), (2, 2), (4, 1)):
+        file = tmp_path / f"{processes}.npz"
+        script = (HERE / "one_of_several.py", file, devices, *ALGORITHMS)
+        words = ("launch", "--processes", processes, *script)
+        code, _, err = finished(parsgd(*map(str, words)), 900)
+        assert code == 0, err
+        ends.append(np.load(file))
+    for other in ends[1:]:
+        assert set(other.files) == set(ends[0].files)
+        for name in other.files:
+            np.testing.assert_allclose(
+                ends[0][name], other[name], rtol=2e-5, atol=2e-6, err_msg=name
+            )
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI's mpirun")
+def test_open_mpi_starts_the_processes(tmp_path):
+    start = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+    command = (*start, sys.executable, "-m", "parsgd.cli", "train", *SHORT)
+    run = subprocess.run(
+        (*command, "hydra.run.dir=run"),
+        cwd=tmp_path,
+        env=os.environ | {"HWLOC_COMPONENTS": "-gl"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
+
+
+def test_processes_of_two_machines_say_where_they_meet(tmp_path):
+    (code, out, _), (other_code, other_out, _) = two_by_hand(tmp_path, *SHORT)
+    assert code == other_code == 0
+    assert "completed: " in out and "completed: " not in other_out
+    record = json.loads((tmp_path / "run/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
+
+
+def test_E6_other_options_in_one_process_are_refused(tmp_path):
+    ends = two_by_hand(
+        tmp_path, *SHORT, "worker_batch=2", other=("worker_batch=4", "seed=1")
+    )
+    assert ends[0][0] == 2  # process 0 speaks for all
+    assert "worker_batch: 2 in process 0, 4 in process 1" in ends[0][2]
+    assert "seed: absent in process 0, 1 in process 1" in ends[0][2]
+
+
+def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_path):
+    words = ("--processes", "2", "--kills", "2", "--samples", "3000")
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kill_test", *words, "--only", "one_bit_sgd"],
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0 and "equal" in run.stdout, run.stdout + run.stderr
+
+
+def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
+    words = ("train", "-m", *SHORT[1:], "workers=2,3", "hydra.sweep.dir=s")
+    code, out, err = finished(
+        parsgd("launch", "--processes", "2", *words, cwd=tmp_path)
+    )
+    assert code == 1, err
+    assert out.count("2 jobs in s") == 1
+    jobs = {p.name for p in (tmp_path / "s").iterdir() if p.name.isdigit()}
+    assert jobs == {"0", "1"}  # a folder of each job, not of each process
+    reason = "3 workers cannot be spread evenly over 2 processes: use workers=2 or 4"
+    assert out.count("#1 ") == 1 and reason in out
+    lines = (tmp_path / "s/0/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [0, 22]
+    record = json.loads((tmp_path / "s/0/result.json").read_text())
+    assert record["summary"]["placement"]["processes"] == 2
+    assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"
+
+
+def test_H1_parts_of_several_processes_have_checksums(tmp_path):
+    words = ("strategy=local_sgd", "local_steps=2", "optimizer=momentum", "workers=4")
+    words += ("epochs=1", "evaluations=1", "checkpoint.rounds=2", "hydra.run.dir=run")
+    launch = ("launch", "--processes", "2", "train", *words)
+    code, _, err = finished(parsgd(*launch, cwd=tmp_path))
+    assert code == 0, err
+    where = tmp_path / "run/checkpoints"
+    steps = (p for p in where.iterdir() if p.name.isdigit())
+    newest = max(steps, key=lambda p: int(p.name))
+    meta = json.loads((newest / "meta/metadata").read_text())
+    spread = [name for name, (_, _, shared, _) in meta["leaves"].items() if not shared]
+    assert spread and {*meta["crc32"]} >= {*spread}
+    assert all([*meta["crc32"][name]] == ["0", "1", "2", "3"] for name in spread)
+    # Of worker 3, which process 1 has.
+    damages = {other_numbers: "its checksum differs", part_of_process_1: "Exception: "}
+    for damage, processes, workers in (
+        (part_of_process_1, "2", "4"),
+        (other_numbers, "2", "4"),
+        (other_numbers, "1", "2"),
+    ):
+        resume = ("train", "resume=run", "epochs=2", f"workers={workers}")
+        launch = ("launch", "--processes", processes, *resume)
+        copy = tmp_path / f"{damage.__name__}-{processes}"
+        shutil.copytree(tmp_path / "run", copy / "run")
+        damage(copy / "run/checkpoints" / newest.name)
+        code, out, err = finished(parsgd(*launch, cwd=copy))
+        assert code == 0, err
+        assert f"checkpoint of step {newest.name} cannot be read" in out, out
+        assert damages[damage] in out, out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, number):
+    where = free_address()
+    both = []
+    for process in range(2):
+        environment = {"PARSGD_COORDINATOR": where, "PARSGD_PROCESSES": "2"}
+        environment["PARSGD_PROCESS"] = str(process)
+        words = ("train", "workers=2", "epochs=100000", "hydra.run.dir=run")
+        both.append(parsgd(*words, cwd=tmp_path, env=os.environ | environment))
+    try:
+        deadline = time.monotonic() + 120
+        metrics = tmp_path / "run/metrics.jsonl"
+        while not (metrics.is_file() and metrics.read_text()):
+            assert time.monotonic() < deadline and both[0].poll() is None
+            time.sleep(0.2)
+        time.sleep(3)
+        both[1].send_signal(number)
+        code, _, err = finished(both[0], 60)
+        assert code == 1 and "process 1 of 2 is gone: no sign of life" in err
+        assert "Process 0 stops" in err
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,98 @@
+"""What the lab's links need, and how they are removed; without any real one."""
+
+import os
+
+import pytest
+
+from parsgd.errors import UserError
+from parsgd.lab import links
+from parsgd.lab.network import Link
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("sys.platform", "darwin", "it needs Linux"),
+        ("shutil.which", lambda tool: tool == "ip", "there is no tc here"),
+        ("shutil.which", lambda tool: tool == "tc", "there is no ip here"),
+        ("os.geteuid", lambda: 1000, "root only: use sudo"),
+    ],
+)
+def test_what_a_machine_lacks_is_said(monkeypatch, name, value, expected):
+    monkeypatch.setattr(links.sys, "platform", "linux")
+    monkeypatch.setattr(links.shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(links.os, "geteuid", lambda: 0)
+    assert links.missing() is None
+    module, _, attribute = name.partition(".")
+    monkeypatch.setattr(getattr(links, module), attribute, value)
+    with pytest.raises(UserError, match=f"{expected}.*parsgd launch"):
+        links.network(2, Link(1e9)).__enter__()
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    """Namespaces that are files; returns their folder and what ``ip`` was asked."""
+    asked = []
+
+    def run(command):
+        asked.append(command)
+        if command[2] == "delete":
+            (tmp_path / command[3]).unlink()
+        return ""
+
+    def build(made, link):
+        for space in (*made.spaces, made.hub):
+            (tmp_path / space).touch()
+
+    monkeypatch.setattr(links, "missing", lambda: None)
+    monkeypatch.setattr(links, "NAMESPACES", tmp_path)
+    monkeypatch.setattr(links, "ETC", tmp_path / "etc")
+    monkeypatch.setattr(links, "GONE_SECONDS", 0.05)
+    monkeypatch.setattr(links, "_run", run)
+    monkeypatch.setattr(links, "_build", build)
+    return tmp_path, asked
+
+
+def test_one_removal_that_fails_leaves_no_other_behind(pretended, monkeypatch):
+    folder, _ = pretended
+    run = links._run
+
+    def failing(command):
+        if command[:3] == ["ip", "netns", "pids"] and command[3].endswith("-1"):
+            raise UserError("`ip` failed")
+        return run(command)
+
+    monkeypatch.setattr(links, "_run", failing)
+    with (
+        pytest.raises(UserError, match="`ip` failed"),
+        links.network(3, Link(1e9)) as made,
+    ):
+        assert len(list(folder.iterdir())) == 4
+    assert [path.name for path in folder.iterdir()] == [made.spaces[1]]
+
+
+def test_a_leftover_that_another_lab_removes_is_no_error(pretended, monkeypatch):
+    folder, asked = pretended
+    for number in range(2):
+        (folder / f"parsgd-{os.getpid()}-1-{number}").touch()
+    run = links._run
+
+    def late(command):
+        if command[3].endswith("-0"):
+            # What the other lab does between the look and the call.
+            (folder / command[3]).unlink()
+            raise UserError("there is no such namespace")
+        return run(command)
+
+    monkeypatch.setattr(links, "_run", late)
+    assert len(links.remove_leftovers()) == 2
+    assert not list(folder.iterdir())
+    assert [command[2] for command in asked] == ["pids", "delete"]
+
+
+def test_a_root_without_the_right_to_it_is_told_what_to_do():
+    refused = "echo 'mount --make-shared /run/netns failed: Operation not permitted'"
+    with pytest.raises(UserError, match=r"not permitted.*--privileged.*parsgd launch"):
+        links._run(["sh", "-c", f"{refused} >&2; exit 1"])
+    with pytest.raises(UserError, match=r"failed: busy$"):
+        links._run(["sh", "-c", "echo busy >&2; exit 1"])
