@@ -1,7 +1,7 @@
 """One process of several: runs algorithms of the zoo, and process 0 keeps their ends.
 
-Started by test_cluster_runs.py, as `parsgd launch` starts a script of a user's own, with
-arguments: where to write, the devices of each process, and the names, if not all.
+Started by test_cluster_runs.py, as `parsgd launch` starts a script of a user's own;
+its arguments: where to write, the devices of each process, and the names, if not all.
 """
 
 import os
