@@ -55,8 +55,9 @@ def check(hydra: Any) -> None:
         )
     if not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
-    # As Ctrl-C, so that the processes of the jobs end too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
+        # As Ctrl-C, so that the processes of the jobs end too.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if hydra.launcher.n_jobs == 1:
         raise UserError(
             "hydra.launcher.n_jobs=1: joblib would run the jobs in this process; leave "

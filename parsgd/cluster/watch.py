@@ -6,6 +6,7 @@ stuck: either ends the others with its name, instead of leaving them in a collec
 ever.
 """
 
+import contextlib
 import math
 import os
 import sys
@@ -91,7 +92,8 @@ class Watch:
     def fail(self, reason: str) -> None:
         """This process cannot go on, or, with an empty reason, it can again."""
         self._failure = reason.replace("\n", " ")
-        self.beat()
+        with contextlib.suppress(Exception):  # a store that is gone tells nobody
+            self.beat()
 
     def beat(self) -> None:
         """One sign of life."""
