@@ -56,7 +56,8 @@ def test_traffic_of_one_phase_needs_no_sum(command):  # noqa: F811
 
 @pytest.mark.parametrize("sent, more", [(400, False), (400.1, False), (800, True)])
 def test_more_than_without_compression_is_said(sent, more):
-    said = compare(sent, 400)
+    said = compare(sent, 400, calls={"all-gather": 2})
+    assert "more than" not in compare(sent, 400, calls={"all-reduce": 1})
     assert ("more than without compression" in said) == more
     assert ("two_sided=true" in said) == more
 

@@ -1,7 +1,7 @@
 """What a run shows while it goes on: a progress bar, or lines where nobody watches."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -61,7 +61,8 @@ class Display(Observer):
         # Where phases differ, the bytes are those of one of them.
         steps = summary.get("bytes_from_step", 0), summary.get("bytes_until_step")
         sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
-        sent = compare(sent, dense, per_round(*steps))
+        calls = summary["calls_per_round"]
+        sent = compare(sent, dense, per_round(*steps), calls=calls)
         for line in (*lines, *self._lines, sent):
             self.say(line)
         if self._console.is_terminal:
@@ -96,26 +97,32 @@ class Display(Observer):
         self._last = line
 
 
-def compare(sent: float, dense: float, when: str = "per round") -> str:
+def compare(
+    sent: float,
+    dense: float,
+    when: str = "per round",
+    *,
+    calls: Collection[str] = (),
+) -> str:
     """What a worker sends, beside an all-reduce of the gradients in every step.
 
     Args:
         sent: Bytes sent in some steps.
         dense: Bytes of an all-reduce of the gradients in each of them.
         when: Which steps; see also `per_round`.
+        calls: The kinds of collectives. Where gathering sends more than an all-reduce
+            of the gradients would, that is said, with what to do.
 
     Example:
         >>> compare(1000, 16000)
         'per round a worker sends 1.0 kB; all-reduced gradients: 16.0 kB, ratio 16'
-
-    Where it is more than without compression that is said, with what to do.
     """
     if when != "per round":
         when += ","  # "on a worker" would read as one thing
     if not sent:
         return f"{when} a worker sends nothing"
     # Not by rounding alone.
-    more = MORE if sent > 1.001 * dense else ""
+    more = MORE if "all-gather" in calls and sent > 1.001 * dense else ""
     return (
         f"{when} a worker sends {decimal(round(sent))}; all-reduced gradients: "
         f"{decimal(round(dense))}, ratio {dense / sent:.3g}{more}"

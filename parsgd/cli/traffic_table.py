@@ -47,7 +47,7 @@ def show(built: Built, console: Console | None = None) -> None:
         when = per_round(schedule[phase].start, end)
         steps = counted(part.local_steps, "local step")
         console.print(_table(found, f"one worker, {when}, {steps} each"))
-        text = compare(found.bytes, dense * part.local_steps, when)
+        text = compare(found.bytes, dense * part.local_steps, when, calls=found.calls)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if len(usual) > 1:
         text = compare(sent, dense * plan.steps, "in the whole run")
