@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.lab_runs import METHODS, MODELS
 from benchmarks.measure import BUSY
@@ -175,34 +176,43 @@ def figure(store: dict, file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     groups = list(_groups(store))
-    size = (5.5 * len(groups), 4.5)
-    fig, axes = pyplot.subplots(1, len(groups), figsize=size, squeeze=False)
-    for axis, (model, processes, group) in zip(axes[0], groups, strict=True):
+    lines = math.ceil(len(groups) / 2)
+    size = (11, 0.8 + 3.8 * lines)
+    fig, axes = pyplot.subplots(lines, 2, figsize=size, sharex=True, squeeze=False)
+    colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
+    shown: dict[str, Any] = {}  # one legend for all panels
+    for axis, (model, processes, group) in zip(axes.flat, groups, strict=False):
         curves: dict[str, list[tuple[float, float]]] = {}
         for row in rows(store, group):
-            rate = network.parse(row["link"]).rate
             # Without a limit there is no rate to put it at.
-            if row.get("to_target") is not None and math.isfinite(rate):
+            if row.get("to_target") is not None and math.isfinite(_rate(row)):
                 points = curves.setdefault(row["method"], [])
-                points.append((rate / 1e6, row["to_target"]))
+                points.append((_rate(row) / 1e6, row["to_target"]))
         for method, points in curves.items():
             style = "--" if method.startswith("DDP") else "-"
-            axis.plot(
-                *zip(*sorted(points), strict=True), style, marker="o", label=method
-            )
+            x, y = zip(*sorted(points), strict=True)
+            axis.plot(x, y, style, marker="o", label=method, color=colours[method])
         axis.set(xscale="log", yscale="log", title=f"{model}, {processes} processes")
-        axis.set(xlabel="Mbit/s of each link")
-        axis.set_xticks(rates := sorted({x for c in curves.values() for x, _ in c}))
-        axis.set_xticklabels([f"{x:,g}" for x in rates])
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
         axis.grid(alpha=0.3)
-        if curves:
-            axis.legend(fontsize=8)
-    axes[0][0].set_ylabel(f"seconds to accuracy {store['settings']['target']:g}")
-    fig.tight_layout()
-    fig.savefig(file, dpi=120)
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    for axis in list(axes.flat)[len(groups) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("Mbit/s of each link")
+    for axis in axes[:, 0]:
+        axis.set_ylabel(f"seconds to accuracy {store['settings']['target']:g}")
+    labels = [method for method in METHODS if method in shown]
+    handles = [shown[label] for label in labels]
+    fig.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
+    fig.tight_layout(rect=(0, 0.8 / size[1], 1, 1))
+    fig.savefig(file, dpi=110)
     pyplot.close(fig)
 
 
