@@ -17,6 +17,7 @@ from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir, config_dir
+from parsgd.config.overrides import is_override, quoted
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
 
@@ -156,13 +157,12 @@ def _searched(folder: Path | None) -> list[str]:
     """The override that has Hydra look for configs in a folder of the user's too."""
     if folder is None:
         return []
-    path = str(folder.resolve()).replace("\\", "\\\\").replace("'", "\\'")
-    return [f"hydra.searchpath=['file://{path}']"]
+    return [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"]
 
 
 def _ordered(arguments: list[str]) -> list[str]:
     """Options first, then overrides: argparse wants the latter in one piece."""
-    overrides = [a for a in arguments if a[:1] != "-" and ("=" in a or a[:1] == "~")]
+    overrides = [a for a in arguments if is_override(a)]
     options = [a for a in arguments if a not in overrides and a != "--dry-run"]
     if "--dry-run" in arguments:
         overrides.append("hydra.callbacks.parsgd.dry_run=true")
