@@ -255,6 +255,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(terminal):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
     summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6}
+    summary |= {"calls_per_round": {"all-reduce": 1}}
     record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
     record |= {"batch_loss": 0.25, "test_accuracy": 0.75}
     with Display(console, ["learning rate"]) as display:
