@@ -7,7 +7,7 @@ is ``parsgd train -m +experiment=demo``; conf/experiment/demo.yaml says what is 
 
 import sys
 
-from parsgd.cli.main import main
+from parsgd.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", "-m", "+experiment=demo", *sys.argv[1:]]))

@@ -8,7 +8,7 @@ conf/experiment/fashion_mnist.yaml says what is swept.
 
 import sys
 
-from parsgd.cli.main import main
+from parsgd.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", "-m", "+experiment=fashion_mnist", *sys.argv[1:]]))

@@ -1,4 +1,9 @@
-"""The one exception for what a user can mend."""
+"""The one exception for what a user can mend, and words for all others."""
+
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).parent
 
 
 class UserError(ValueError):
@@ -18,6 +23,21 @@ def first_line(error: BaseException) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def raised_at(error: BaseException) -> str:
+    """Where in a user's own code it was raised, as in `` (my_code.py:12)``; or nothing.
+
+    Neither parsgd's own lines nor those of installed packages count.
+    """
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & {*path.parts}
+        if path.is_file() and not installed and not path.is_relative_to(HERE):
+            inside = path.is_relative_to(Path(traceback.__file__).parent)
+            found = found if inside else f" ({path.name}:{frame.lineno})"
+    return found
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

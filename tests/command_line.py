@@ -7,8 +7,7 @@ import sys
 import absl.logging
 import pytest
 
-from parsgd.cli import job
-from parsgd.cli import main as cli
+from parsgd.cli import job, main
 
 SHORT = ("epochs=1", "evaluations=1")
 
@@ -27,7 +26,7 @@ def command(monkeypatch, tmp_path, capsys):
 
     def run(*arguments):
         try:
-            code = cli.main(arguments)
+            code = main(arguments)
         except SystemExit as error:
             code = error.code
         return code, *capsys.readouterr()

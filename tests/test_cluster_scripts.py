@@ -68,3 +68,36 @@ def test_a_backend_that_runs_already_is_told(tmp_path):
     code, _, err = launched(tmp_path, "import jax; jax.devices()\n" + START)
     assert code != 0
     assert "JAX has computed something already, and processes must join before" in err
+
+
+def test_all_start_from_the_parameters_of_process_0(tmp_path):
+    own = (
+        "late = 0\ntask = parsgd.digits()\ninit = task.init\n"
+        "def unlike(key):\n"
+        "    params, state = init(key)\n"
+        "    return jax.tree.map(lambda w: w + 0.01 * me, params), state\n"
+        "task = task._replace(init=unlike)\n"
+        "run = parsgd.fit(\n"
+        "    task, parsgd.sync_sgd(optax.sgd(0.1)), workers=2, worker_batch=4,\n"
+        "    rounds=4, check_replicas=True)\n"
+        "print('sum', sum(float(x.sum()) for x in jax.tree.leaves(run.readout)))\n"
+        "cluster.leave(0)\n"
+    )
+    code, out, err = launched(
+        tmp_path, START.replace("import sys", "import jax, sys") + own
+    )
+    assert code == 0, err
+    sums = {line.split()[-1] for line in out.splitlines() if "sum" in line}
+    assert len(sums) == 1, out
+
+
+def test_E6_other_data_are_refused(tmp_path):
+    own = (
+        "late = 0\ntask = parsgd.digits()\n"
+        "train = task.data.train._replace(x=task.data.train.x + me)\n"
+        "task = task._replace(data=task.data._replace(train=train))\n"
+        "strategy = parsgd.sync_sgd(optax.sgd(0.1))\n"
+        "parsgd.fit(task, strategy, workers=2, worker_batch=4, rounds=4)\n"
+    )
+    code, _, err = launched(tmp_path, START + own)
+    assert code != 0 and "data, by its checksum" in err

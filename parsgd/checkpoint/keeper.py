@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGTERM, signal.SIGINT)  # that ask a run to end
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
 
 
 @contextlib.contextmanager

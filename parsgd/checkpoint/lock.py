@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from parsgd.checkpoint.settings import FolderError
 
 NAME = "lock"
+OURS = re.compile(r"(process \d+ on .*\n)?")  # what stands in it
 
 
 @contextlib.contextmanager
@@ -24,7 +26,8 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Not truncated yet: the other's name stands in it.
-        file = open(folder / NAME, "a+")  # noqa: SIM115
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        file = os.fdopen(os.open(folder / NAME, flags, 0o666), "r+", errors="replace")
     except OSError as error:
         raise unwritable(folder, error) from error
     with file:
@@ -39,7 +42,14 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise unwritable(folder, error) from error
-        file.truncate(0)
+        file.seek(0)
+        if not OURS.fullmatch(file.read(200)):
+            raise FolderError(
+                f"{folder / NAME} is not one of parsgd, which needs a file of that name "
+                "there: move it away, or choose another folder"
+            )
+        file.seek(0)
+        file.truncate()
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield

@@ -16,7 +16,13 @@ def steps_in(folder: Path) -> list[int]:
     """The checkpoints that a folder holds, the newest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())[::-1]
+    found = (int(path.name) for path in folder.iterdir() if is_step(path.name))
+    return sorted(found, reverse=True)
+
+
+def is_step(name: str) -> bool:
+    """Whether it is a number as checkpoints are named by, and no other digit."""
+    return name.isascii() and name.isdecimal()
 
 
 def read_meta(folder: Path, step: int) -> dict[str, Any]:
@@ -42,8 +48,8 @@ def refuse_foreign(folder: Path) -> None:
     def known(name: str) -> bool:
         stem = name.partition(".")[0]
         kinds = (TEMPORARY, UNREADABLE, REPLACED)
-        ours = stem.isdigit() and any(kind in name for kind in kinds)
-        return name == lock.NAME or name.isdigit() or ours
+        ours = is_step(stem) and any(kind in name for kind in kinds)
+        return name == lock.NAME or is_step(name) or ours
 
     if others := sorted(p.name for p in folder.iterdir() if not known(p.name)):
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

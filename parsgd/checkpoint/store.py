@@ -22,7 +22,7 @@ from etils import epath
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
+from parsgd.checkpoint.names import META, STATE, free, is_step, read_meta, steps_in
 from parsgd.errors import UserError, first_line
 from parsgd.training.evaluate import score_of
 
@@ -164,7 +164,7 @@ class Store:
             return steps[0]
         if step == "best":
             return self._best(steps)
-        if not step.isdigit() or int(step) not in steps:
+        if not is_step(step) or int(step) not in steps:
             raise UserError(
                 f"step={step}: {self.folder} holds the steps "
                 f"{', '.join(map(str, reversed(steps)))}; or say latest or best"

@@ -2,6 +2,6 @@
 
 import sys
 
-from parsgd.cli.main import main
+from parsgd.cli import main
 
 sys.exit(main())

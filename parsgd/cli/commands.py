@@ -95,11 +95,15 @@ def train(arguments: list[str]) -> int:
                 number = f"#{hydra_config.job.num} " if quiet else ""
                 print(f"{number}{_ending(outcome)}", flush=True)
         elif outcome.status == "completed":
-            if first:
+            if first and outcome.skipped:
+                print(f"completed before: {folder}; a larger budget would go on")
+            elif first:
                 print(f"completed: {folder}")
         else:
             if first:
-                print(f"parsgd: {_ending(outcome)}", file=sys.stderr)
+                fault = outcome.status == "failed" and not outcome.mistake
+                more = f"; the traceback is in {folder / 'train.log'}" if fault else ""
+                print(f"parsgd: {_ending(outcome)}{more}", file=sys.stderr)
             codes.append(2 if outcome.mistake else 1)
         return outcome.score
 
@@ -223,6 +227,8 @@ def report(arguments: list[str]) -> int:
             options[key] = value
         else:
             dirs.append(Path(argument))
+    if options.get("out") == "":
+        raise UserError("out= is empty: name the folder to write to, or leave it out")
     target = options.get("target")
     try:
         goal = float(target) if target is not None else None

@@ -26,7 +26,7 @@ from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
-from parsgd.errors import UserError, first_line
+from parsgd.errors import UserError, first_line, raised_at
 from parsgd.results.files import RESULT
 from parsgd.training.evaluate import score_of
 from parsgd.training.train import Observer, Record, fit
@@ -286,7 +286,7 @@ def _remove_if_empty(folder: Path) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
-    return f"{type(error).__name__}: {first_line(error)}"
+    return f"{type(error).__name__}: {first_line(error)}{raised_at(error)}"
 
 
 def _now() -> str:

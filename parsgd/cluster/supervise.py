@@ -35,8 +35,8 @@ def supervise(
         environments: What each one gets besides this process's environment.
         cores: The core that each one is kept on; None leaves it to the system.
         grace: Seconds that the others have to end after one failed, before they are
-            killed. After a signal they have as long as they need, as to save; after a
-            second one none.
+            killed. After a signal they have as long as they need, as to save, until
+            one has ended; after a second one none.
 
     Returns:
         0, or the exit code of the first that failed (128 + n if signal n killed it), or
@@ -93,6 +93,9 @@ def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process 
                 told += 1
                 if told > 1:  # who presses Ctrl-C twice does not want to wait
                     deadline = time.monotonic()
+            if stop and deadline is None and not all(p.running() for p in group):
+                # Those that save end together; what is left waits for what has gone.
+                deadline = time.monotonic() + grace
             if deadline is not None and time.monotonic() >= deadline:
                 _tell(group, signal.SIGKILL)
             if not selector.get_map():

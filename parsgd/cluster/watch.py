@@ -200,5 +200,6 @@ class Watch:
         sys.stdout.flush()
         if self._process == 0:
             # It keeps the store: without it the others could not see the reason.
-            time.sleep(6 * BEAT_SECONDS)
+            self.fail(missing)
+            time.sleep(FAILED_SECONDS + 4 * BEAT_SECONDS)
         os._exit(1)

@@ -122,6 +122,10 @@ def _not_overridable(
             "compressed_block_momentum and compressed_diloco; to compare them with "
             "others sweep each apart, and then `parsgd report DIR DIR`"
         )
+    if key == "experiment":
+        return "experiment: it is added, not changed: write +experiment=NAME"
+    if key == "network":
+        return "network: that is the --link of `parsgd lab`; a run has no such key"
     if not isinstance(cause, OmegaConfBaseException):
         return (
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."

@@ -59,8 +59,11 @@ def lab(arguments: list[str]) -> int:
     options = parser.parse(arguments)
     link, count = network.parse(options.link), options.processes
     command = command_line("lab", options.command)
-    if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise UserError(f"--output {options.output}: there is no such folder")
+    if options.output is not None:
+        if not options.output.absolute().parent.is_dir():
+            raise UserError(f"--output {options.output}: there is no such folder")
+        if options.output.is_dir():
+            raise UserError(f"--output {options.output}: a folder; name a file")
     cores = turns(count) if options.pin else None
     with (
         handled((signal.SIGTERM, signal.SIGHUP), unwind),

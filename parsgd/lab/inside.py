@@ -36,12 +36,11 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
 
 def main() -> int:
     """Run the command."""
-    from parsgd.cli import job
-    from parsgd.cli import main as cli
+    from parsgd.cli import job, main
 
     file, *arguments = sys.argv[1:]
     job.fit = counted(job.fit, Path(file), DEVICE)
-    return cli.main(arguments)
+    return main(arguments)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,10 @@ class Engine:
         start = time.perf_counter()
         params, model = jax.jit(self.worker.task.init)(init_key)
         self.compile_seconds += time.perf_counter() - start
+        if self.placement.processes > 1:
+            # A model of the user's own may start from what differs between them.
+            with cluster.together("the initial parameters"):
+                params, model = multihost_utils.broadcast_one_to_all((params, model))
         same = (True, True, True)
         args = spmd.put((params, model, run_key), self.placement, same)
         run = self._compile(self.worker.init, same, self.shared, args, "init")

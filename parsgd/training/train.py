@@ -10,7 +10,7 @@ from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
-from parsgd.cluster.alike import check_alike
+from parsgd.cluster.alike import check_alike, checksum
 from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
 from parsgd.data.order import Tail
 from parsgd.errors import UserError
@@ -191,6 +191,7 @@ def fit(
     _check_alike(
         facts | counts,
         checkpoints,
+        task.data,
         steps=plan.steps,
         target_accuracy=target_accuracy,
         placement=placement,
@@ -253,7 +254,7 @@ def fit(
 
 
 def _check_alike(
-    facts: dict[str, Any], checkpoints: Checkpoints | None, **more: Any
+    facts: dict[str, Any], checkpoints: Checkpoints | None, data: Any, **more: Any
 ) -> None:
     """Refuse processes that differ in what decides where they meet."""
     if checkpoints is not None:
@@ -261,6 +262,8 @@ def _check_alike(
         # Of these one process's are taken, or they are compared elsewhere.
         other = ("folder", "config", "overrides")
         more |= {k: v for k, v in checkpoints._asdict().items() if k not in other}
+    if cluster.processes() > 1:
+        more["data, by its checksum"] = checksum(data)
     check_alike(facts | more)
 
 

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default those of the process.
     """
     logging.raiseExceptions = False  # a log that cannot be written is no traceback
-    sys.unraisablehook = _without_late_answers
+    sys.unraisablehook = _uncaught
     code: object = 1
     reason = ""
     try:
@@ -58,9 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cluster.leave(code if isinstance(code, int) else 1, reason)
 
 
-def _without_late_answers(unraisable: Any) -> None:
-    """Show what nobody can catch, but for late answers of Orbax's writers."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+def _uncaught(unraisable: Any) -> None:
+    """Show what nobody can catch, but for late answers of Orbax's writers.
+
+    Python raises a Ctrl-C wherever it is, and in a callback, such as JAX's at a garbage
+    collection, drops it: it is sent again.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        main_thread = threading.main_thread().ident
+        again = (main_thread, signal.SIGINT)
+        threading.Timer(0.05, signal.pthread_kill, again).start()
+    elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
