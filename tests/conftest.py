@@ -16,7 +16,20 @@ J  sweeps and the command line: failures apart, keys by name
 K  measurement, logs, documents: bytes that equal formulas, commands that run
 """
 
+import signal
+import threading
+
 import jax
+
+if threading.current_thread() is threading.main_thread():
+    # A shell in the background, or nohup, has these ignored, and processes that tests
+    # start would ignore them too.
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, usual)
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -24,6 +24,7 @@ from parsgd.cli.progress import Display, compare
 def test_the_start_says_which_phase_its_bytes_are_of(steps, said):
     console = Console(file=io.StringIO(), width=120)
     summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6, **steps}
+    summary |= {"calls_per_round": {}}
     with Display(console) as display:
         display.start(summary, [])
     assert console.file.getvalue().startswith(said)
@@ -89,7 +90,8 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
     record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
     record |= {"batch_loss": 0.25, "test_accuracy": 0.75}
     with Display(console) as display:
-        display.start({"bytes_per_round": 0, "bytes_dense_per_round": 0}, [])
+        sent = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
+        display.start(sent | {"calls_per_round": {}}, [])
         display.record(record)
         display.progress(5, 10, record)
     plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", out.getvalue())
