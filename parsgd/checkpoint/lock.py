@@ -45,8 +45,8 @@ def locked(folder: Path) -> Iterator[None]:
         file.seek(0)
         if not OURS.fullmatch(file.read(200)):
             raise FolderError(
-                f"{folder / NAME} is not one of parsgd, which needs a file of that name "
-                "there: move it away, or choose another folder"
+                f"{folder / NAME} is not one of parsgd, which needs a file of "
+                "that name there: move it away, or choose another folder"
             )
         file.seek(0)
         file.truncate()
