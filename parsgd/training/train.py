@@ -191,7 +191,7 @@ def fit(
     _check_alike(
         facts | counts,
         checkpoints,
-        task.data,
+        (task.data.train, task.data.test),
         steps=plan.steps,
         target_accuracy=target_accuracy,
         placement=placement,
