@@ -17,7 +17,6 @@ from rich.console import Console
 
 import parsgd
 from parsgd.cli.progress import Display
-from parsgd.errors import raised_at
 from parsgd.placement.devices import place
 from parsgd.training.plan import make_plan
 
@@ -283,38 +282,3 @@ def test_one_is_singular():
     assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
     (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
     assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")
-
-
-def test_a_ctrl_c_that_a_callback_drops_comes_again():
-    script = (
-        "import gc, os, signal, sys\n"
-        "from parsgd.cli import console\n"
-        "def at_collection(phase, info):\n"
-        "    if phase == 'start' and not at_collection.done:\n"
-        "        at_collection.done = True\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "at_collection.done = False\n"
-        "def command(name, rest):\n"
-        "    import time\n"
-        "    gc.callbacks.append(at_collection)\n"
-        "    gc.collect()\n"
-        "    time.sleep(30)\n"
-        "console._command = command\n"
-        "sys.exit(console.main(['train']))\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=25
-    )
-    assert run.returncode == 130 and "interrupted" in run.stderr
-
-
-def test_a_fault_in_a_users_own_code_is_placed(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def act():\n    return {}['w']\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import mine
-
-    with pytest.raises(KeyError) as caught:
-        mine.act()
-    error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own
-    assert raised_at(error) == " (mine.py:2)"
-    assert raised_at(ValueError("never raised")) == ""
