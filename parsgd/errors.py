@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend, and words for all others."""
+"""The exceptions for what a user can mend, and words for all others."""
 
 import traceback
 from pathlib import Path
@@ -12,6 +12,10 @@ class UserError(ValueError):
     The console command prints the message alone (``debug=true`` shows the traceback);
     in a script it is an ordinary ``ValueError``.
     """
+
+
+class FolderError(UserError):
+    """A folder that cannot take a run; nothing in it was changed."""
 
 
 def first_line(error: BaseException) -> str:

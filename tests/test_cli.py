@@ -111,6 +111,15 @@ def test_J4_a_traceback_where_asked_for(command):
     assert "Traceback" in err
 
 
+def test_a_result_is_not_written_over(command, tmp_path):
+    where = (*SHORT, "hydra.run.dir=run")
+    assert command("train", *where)[0] == 0
+    before = (tmp_path / "run/result.json").read_bytes()
+    code, _, err = command("train", "seed=1", *where)
+    assert code == 2 and "result of another run, which differs in seed: choose" in err
+    assert (tmp_path / "run/result.json").read_bytes() == before
+
+
 def test_a_diverged_run_ends_with_1(command):
     code, _, err = command("train", "optimizer.learning_rate=1e30", *SHORT)
     assert code == 1

@@ -88,6 +88,21 @@ def test_E6_other_options_in_one_process_are_refused(tmp_path):
     assert "seed: absent in process 0, 1 in process 1" in ends[0][2]
 
 
+def test_checkpoints_need_a_folder_that_all_processes_share(tmp_path):
+    where, both = free_address(), []
+    words = ("train", *SHORT, "hydra.run.dir=run", "checkpoint.rounds=1")
+    words += ("cluster=manual", f"cluster.coordinator={where}", "cluster.processes=2")
+    for process in range(2):
+        folder = tmp_path / str(process)
+        folder.mkdir()
+        both.append(parsgd(*words, f"cluster.process={process}", cwd=folder))
+    code, _, err = finished(both[0])
+    finished(both[1])
+    assert code == 2 and "process 1, on " in err
+    assert err.count("need a folder that all of them share") == 1
+    assert not [*tmp_path.rglob("result.json")]
+
+
 def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_path):
     words = ("--processes", "2", "--kills", "2", "--samples", "3000")
     run = subprocess.run(
@@ -149,8 +164,11 @@ def test_H1_parts_of_several_processes_have_checksums(tmp_path):
         assert damages[damage] in out, out
 
 
+@pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, number):
+def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(
+    tmp_path, number, gone
+):
     where = free_address()
     both = []
     for process in range(2):
@@ -165,10 +183,10 @@ def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, numbe
             assert time.monotonic() < deadline and both[0].poll() is None
             time.sleep(0.2)
         time.sleep(3)
-        both[1].send_signal(number)
-        code, _, err = finished(both[0], 60)
-        assert code == 1 and "process 1 of 2 is gone: no sign of life" in err
-        assert "Process 0 stops" in err
+        both[gone].send_signal(number)
+        code, _, err = finished(both[1 - gone], 60)
+        assert code == 1 and f"process {gone} of 2 is gone: no sign of life" in err
+        assert f"Process {1 - gone} stops" in err and "Check failure" not in err
     finally:
         for process in both:
             process.kill()

@@ -74,6 +74,19 @@ def test_begin_clears_an_older_try(tmp_path):
     assert "before it evaluated" in job.reason
 
 
+def test_two_jobs_do_not_run_in_one_folder(tmp_path):
+    refused = pytest.raises(UserError, match="another job is running")
+    with results.held(tmp_path):
+        results.begin(tmp_path, fake_config())
+        results.append(tmp_path, line(0, 0.1))
+        with refused, results.held(tmp_path):
+            pass
+        (job,) = results.load(tmp_path)
+        assert job.status == "interrupted" and len(job.metrics) == 1
+    with results.held(tmp_path):
+        pass
+
+
 def test_killed_job_keeps_good_lines_and_can_go_on(tmp_path):
     results.begin(tmp_path, fake_config())
     results.append(tmp_path, line(0, 0.1))

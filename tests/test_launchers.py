@@ -48,10 +48,17 @@ def test_J1_J2_each_job_has_its_process_and_its_devices(tmp_path):
 
 @pytest.mark.slow
 def test_submitit_runs_jobs_on_this_machine(tmp_path):
-    done = sweep(tmp_path, "hydra/launcher=local", "workers=1,2")
+    # More jobs than cores: they wait for each other's share.
+    workers = [1, 2, 4, 8][: len(slots.cores()) + 1]
+    done = sweep(
+        tmp_path, "hydra/launcher=local", f"workers={','.join(map(str, workers))}"
+    )
     assert done.returncode == 0, done.stderr
-    assert [job["config"]["workers"] for job in results(tmp_path)[1]] == [1, 2]
-    assert "2 of 2 jobs completed" in done.stdout
+    folder, found = results(tmp_path)
+    assert [job["config"]["workers"] for job in found] == workers
+    assert f"{len(workers)} of {len(workers)} jobs completed" in done.stdout
+    shares = len([*(folder / ".slots").iterdir()])
+    assert 1 <= shares <= min(len(workers), len(slots.cores()))
 
 
 def test_a_dry_run_of_a_search_runs_nothing(tmp_path):
@@ -96,6 +103,14 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
     launchers.check(hydra("BasicLauncher"))
     with pytest.raises(UserError, match="runs in 2 processes already"):
         launchers.check(hydra("SlurmLauncher"))
+
+
+def test_gpus_are_those_that_the_sweep_had(monkeypatch):
+    for variable in (slots.GPUS, slots.ALL_GPUS):  # undone at the end
+        monkeypatch.setenv(variable, "2,5")
+    slots.remember_gpus()
+    monkeypatch.setenv(slots.GPUS, "")  # as submitit sets it for a job
+    assert slots._gpus() == ["2", "5"]
 
 
 SHARES = """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parsgd.checkpoint.leaves import Leaf
-from parsgd.checkpoint.settings import FolderError
+from parsgd.errors import FolderError
 from parsgd.flat import ABSENT, leaves, under
 
 # Keys, and groups of keys, that may differ.

@@ -2,28 +2,34 @@
 
 import contextlib
 import math
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
+from parsgd.checkpoint.agreed import (
+    Unreadable,
+    by_all,
+    by_the_first,
+    shared_by_all,
+)
 from parsgd.checkpoint.base import Keeper, Resumed
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.names import REPLACED, UNREADABLE, refuse_foreign
 from parsgd.checkpoint.settings import (
     FORMAT,
     Checkpoints,
-    FolderError,
     check_format,
 )
 from parsgd.core import TrainState
-from parsgd.errors import UserError, first_line
+from parsgd.errors import FolderError, UserError
 from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
@@ -31,7 +37,6 @@ from parsgd.training.evaluate import score_of
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
-T = TypeVar("T")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
 
 
@@ -55,7 +60,8 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
             stack.enter_context(locked(folder))
             refuse_foreign(folder)
 
-        _by_the_first(claim)
+        by_the_first(claim)
+        shared_by_all(folder)
         stack.enter_context(quiet())
         keeper = _Saving(settings, folder)
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
@@ -118,7 +124,7 @@ class _Saving(Keeper):
         for step in steps:
             try:
                 found = self._read(step, engine, template)
-            except _Unreadable as error:
+            except Unreadable as error:
                 unreadable[step] = str(error)
                 continue
             self._take(found, unreadable, newer)
@@ -150,13 +156,13 @@ class _Saving(Keeper):
         self._history, self._saved = meta["history"], meta["round"]
 
     def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:
-        meta = _by_all(lambda: self.store.meta(step))
+        meta = by_all(lambda: self.store.meta(step))
         old = leaves.from_json(meta["leaves"])
         new = leaves.describe(template, engine.shared)
         if meta["workers"] == engine.placement.workers:
             differences.same_leaves(old, new, self._folder)
             wanted = leaves.abstract(template)
-            arrays = _by_all(lambda: self.store.arrays(step, wanted))
+            arrays = by_all(lambda: self.store.arrays(step, wanted))
             return Resumed(leaves.unpack(template, arrays), meta)
         state, lines = resize.resized(
             engine,
@@ -165,7 +171,7 @@ class _Saving(Keeper):
             old,
             meta["workers"],
             meta["phase"],
-            lambda wanted: _by_all(lambda: self.store.arrays(step, wanted)),
+            lambda wanted: by_all(lambda: self.store.arrays(step, wanted)),
         )
         self.lines += lines
         return Resumed(state, meta)
@@ -230,7 +236,7 @@ class _Saving(Keeper):
     def _goodbye(self, number: int) -> int:
         """Say what is kept; the exit code, as a shell would report it."""
         kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
-        command = f"parsgd train resume={self._folder.parent}"
+        command = "parsgd train " + shlex.quote(f"resume={self._folder.parent}")
         again = command if self.settings.config else "the same script"
         if cluster.is_first():
             print(
@@ -252,34 +258,3 @@ class _Saving(Keeper):
         words = cluster.exchange("checkpoint", f"{self._asked:d} {late:d}")
         signals, lates = zip(*(map(int, word.split()) for word in words), strict=True)
         return max(signals), bool(lates[0])
-
-
-class _Unreadable(Exception):
-    """A process cannot read a checkpoint, so all go on from another."""
-
-
-def _by_all(read: Callable[[], T]) -> T:
-    """What is read, if every process can; what comes next they do together."""
-    found: Any = None
-    problem = ""
-    try:
-        found = read()
-    except Exception as error:  # Orbax raises errors of any kind
-        first = first_line(error).partition(" See full")[0]
-        problem = f"{type(error).__name__}: {first}"
-    problems = cluster.exchange("checkpoint that all can read", problem)
-    if any(problems):
-        raise _Unreadable(next(filter(None, problems)))
-    return found
-
-
-def _by_the_first(act: Callable[[], None]) -> None:
-    """Process 0 acts; what it refuses, all refuse."""
-    message = ""
-    if cluster.is_first():
-        try:
-            act()
-        except UserError as error:
-            message = str(error)
-    if message := cluster.agree("checkpoints", message):
-        raise FolderError(message)

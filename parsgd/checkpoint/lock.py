@@ -8,10 +8,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from parsgd.checkpoint.settings import FolderError
+from parsgd.errors import FolderError
 
 NAME = "lock"
-OURS = re.compile(r"(process \d+ on .*\n)?")  # what stands in it
+OURS = re.compile(r"(process \d+ on .*, [0-9a-f]+\n)?")  # what stands in it
 
 
 @contextlib.contextmanager
@@ -35,9 +35,9 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip() or "another process"
+            other = file.read().rpartition(",")[0] or "another process"
             raise FolderError(
-                f"{folder} is in use by {owner}: two runs cannot save into one folder. "
+                f"{folder} is in use by {other}: two runs cannot save into one folder. "
                 "Wait for it or end it, or choose another folder with hydra.run.dir=DIR"
             ) from None
         except OSError as error:
@@ -50,9 +50,19 @@ def locked(folder: Path) -> Iterator[None]:
             )
         file.seek(0)
         file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        # The token makes it another file than any that was here before.
+        token = os.urandom(8).hex()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, {token}\n")
         file.flush()
         yield
+
+
+def owner(folder: Path) -> str:
+    """What its holder wrote into a folder's lock; nothing where there is none."""
+    try:
+        return (folder / NAME).read_text(errors="replace")[:200]
+    except OSError:
+        return ""
 
 
 def unwritable(folder: Path, error: OSError) -> FolderError:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from parsgd.checkpoint import lock
-from parsgd.checkpoint.settings import FolderError
+from parsgd.errors import FolderError
 
 TEMPORARY = ".orbax-checkpoint-tmp"  # being written
 STATE, META = "state", "meta"  # parts of a checkpoint
+NEEDED = {"format", "facts", "config", "workers", "leaves", "step", "round", "history"}
 UNREADABLE, REPLACED = ".unreadable", ".replaced"  # out of the way
 
 
@@ -35,7 +36,7 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
         ValueError: It is not what was written.
     """
     meta = json.loads((folder / str(step) / META / "metadata").read_text())
-    if not isinstance(meta, dict) or "leaves" not in meta:
+    if not isinstance(meta, dict) or not meta.keys() >= NEEDED:
         raise ValueError("it was not written by parsgd")
     return meta
 

@@ -28,8 +28,8 @@ import numpy as np
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import same_leaves
 from parsgd.checkpoint.leaves import Leaf
-from parsgd.checkpoint.settings import FolderError
 from parsgd.core import TrainState, mean_readout
+from parsgd.errors import FolderError
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement
 from parsgd.training.engine import Engine

@@ -4,13 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parsgd.errors import UserError, check_whole
+from parsgd.errors import FolderError, UserError, check_whole
 
 FORMAT = 2  # of what is stored; 1 had checksums of whole arrays only
-
-
-class FolderError(UserError):
-    """The folder cannot take this run's checkpoints; nothing in it was changed."""
 
 
 class Checkpoints(NamedTuple):

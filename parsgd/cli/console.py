@@ -95,15 +95,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         return _command(name, rest)
     except KeyboardInterrupt:
-        _complain(
-            "interrupted. A sweep goes on with the same command and "
-            "hydra.sweep.dir=DIR, where DIR is its folder; a run that saves "
-            "checkpoints with parsgd train resume=DIR"
-        )
-        return 130
+        return _interrupted(name, rest)
     except Exception as error:
         if "debug=true" in rest:
             raise
+        if _by_interrupt(error):
+            return _interrupted(name, rest)
         return _explained(error, rest)
 
 
@@ -132,6 +129,30 @@ def _command(name: str, rest: list[str]) -> int:
     from parsgd.cli import commands
 
     return getattr(commands, name)(rest)
+
+
+def _interrupted(name: str, arguments: Sequence[str]) -> int:
+    """Say how to go on after Ctrl-C."""
+    how = ""
+    if name == "train" and {"-m", "--multirun"} & {*arguments}:
+        how = (
+            ". The same command with hydra.sweep.dir=DIR, where DIR is the sweep's "
+            "folder, does what is missing"
+        )
+    elif name == "train":
+        how = (
+            ". A run that saves checkpoints (checkpoint.rounds or checkpoint.minutes) "
+            "goes on with parsgd train resume=DIR, where DIR is its folder"
+        )
+    _complain(f"interrupted{how}")
+    return 130
+
+
+def _by_interrupt(error: BaseException | None) -> bool:
+    """Whether it came of Ctrl-C, as when a module was being imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> int:

@@ -2,10 +2,8 @@
 
 import contextlib
 import datetime
-import json
 import logging
 import math
-import shutil
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,16 +16,16 @@ from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
-from parsgd.checkpoint.settings import FolderError
 from parsgd.cli.caching import cache_compilations
+from parsgd.cli.earlier import refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.progress import Display
 from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
-from parsgd.errors import UserError, first_line, raised_at
-from parsgd.results.files import RESULT
+from parsgd.errors import FolderError, UserError, first_line, raised_at
+from parsgd.results.writing import RESULT
 from parsgd.training.evaluate import score_of
 from parsgd.training.train import Observer, Record, fit
 
@@ -81,14 +79,24 @@ def run_job(
     Raises:
         UserError: The folder cannot be written.
     """
+    console = console or Console(quiet=quiet or not cluster.is_first())
+    with contextlib.closing(Recorder(folder, Display(console))) as recorder:
+        return _run_job(cfg, folder, overrides, recorder, allowed, alone)
+
+
+def _run_job(
+    cfg: DictConfig,
+    folder: Path,
+    overrides: Sequence[str],
+    recorder: "Recorder",
+    allowed: Sequence[str],
+    alone: bool,
+) -> Outcome:
     first = cluster.is_first()
-    console = console or Console(quiet=quiet or not first)
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
-    display = Display(console)
-    recorder = _Recorder(folder, display)
     config = _as_stored(cfg)
     back = cfg.checkpoint.step != "latest"  # to before its end
-    if done := cluster.agree("settled", "" if back else _settled(folder, config)):
+    if done := cluster.agree("settled", "" if back else settled(folder, config)):
         return _skipped(folder, done)
     try:
         saving = OmegaConf.to_container(cfg.checkpoint, resolve=True)
@@ -97,12 +105,14 @@ def run_job(
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
-        if done := cluster.agree("settled", "" if back else _settled(folder, config)):
+        if done := cluster.agree("settled", "" if back else settled(folder, config)):
             return _skipped(folder, done)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
-            display.say("its config has changed or it failed: it is run again")
+            if alone:
+                refuse_other(folder, config)
+            recorder.say("its config has changed or it failed: it is run again")
         checkpoints = _checkpoints(cfg, folder, overrides)
-        outcome, measured = _train(built, display, recorder, checkpoints)
+        outcome, measured = _train(built, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
@@ -115,9 +125,9 @@ def run_job(
             return outcome  # the folder is another run's
         if not recorder.begun:
             if alone and outcome.mistake:
-                _remove_if_empty(folder)
+                remove_if_empty(folder)
                 return outcome
-            results.begin(folder, config)
+            recorder.begin(config)
         # For the log file alone: the console gets the reason.
         log.info("the job failed:\n%s", traceback.format_exc())
         measured = {"summary": {}, "final": None, "best": None}
@@ -127,7 +137,11 @@ def run_job(
         if not first:
             return outcome
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
-    results.finish(folder, record | measured | {"versions": results.versions()})
+    try:
+        results.finish(folder, record | measured | {"versions": results.versions()})
+    except UserError as error:  # such as a full disk, on which it failed already
+        reason = f"{outcome.reason}; and {error}" if outcome.reason else f"{error}"
+        raise UserError(reason) from error
     return outcome
 
 
@@ -145,37 +159,53 @@ def _agreed(outcome: Outcome) -> Outcome:
     return outcome._replace(status="failed", reason=reason, score=math.nan)
 
 
-class _Recorder(Observer):
+class Recorder(Observer):
     """Begins the job's files, appends each record to them, and shows it."""
 
     def __init__(self, folder: Path, display: Display):
-        self._folder, self._display = folder, display
+        self._folder, self.display = folder, display
         self.config: dict[str, Any] = {}
         self.lines: tuple[str, ...] = ()
         self.begun = False
+        self._held = contextlib.ExitStack()
+
+    def begin(self, config: dict[str, Any]) -> None:
+        """Begin the files; the folder is this job's until `close`."""
+        self._held.enter_context(results.held(self._folder))
+        results.begin(self._folder, config)
+        self.begun = True
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._held.close()
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
+        """Begin the files, and show sizes and placement."""
         # Not before: `fit` has refused by now what it refuses.
         if cluster.is_first():
-            results.begin(self._folder, self.config)
+            self.begin(self.config)
         self.begun = True
-        self._display.start(summary, (*lines, *self.lines))
+        self.display.start(summary, (*lines, *self.lines))
 
     def resumed(self, history: Sequence[Record]) -> None:
+        """Write the records of the run that this one goes on from."""
         # What came after the checkpoint is computed again.
         for record in history if cluster.is_first() else ():
             results.append(self._folder, record)
 
     def progress(self, step: int, steps: int, record: Record) -> None:
-        self._display.progress(step, steps, record)
+        """Show how far it is."""
+        self.display.progress(step, steps, record)
 
     def say(self, text: str) -> None:
-        self._display.say(text)
+        """Show it, and log it."""
+        self.display.say(text)
 
     def record(self, record: Record) -> None:
+        """Write and show an evaluation."""
         if cluster.is_first():
             results.append(self._folder, record)
-        self._display.record(record)
+        self.display.record(record)
 
 
 def _checkpoints(
@@ -210,13 +240,12 @@ def _checkpoints(
 
 def _train(
     built: Built,
-    display: Display,
-    recorder: _Recorder,
+    recorder: Recorder,
     checkpoints: Checkpoints | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     reset_peak_memory()
     recorder.config, recorder.lines = built.config, built.lines
-    with display:
+    with recorder.display:
         run = fit(
             built.task,
             built.strategy,
@@ -260,27 +289,6 @@ def _skipped(folder: Path, status: str) -> Outcome:
     job = results.read_job(folder)
     score = score_of(job.best or {})
     return Outcome(status, job.reason, skipped=True, score=score)
-
-
-def _settled(folder: Path, config: dict[str, Any]) -> str:
-    """The status of this config's run in the folder, if it need not be repeated."""
-    try:
-        result = json.loads((folder / RESULT).read_text())
-    except (OSError, ValueError):
-        return ""
-    same = result.get("config") == json.loads(json.dumps(config, default=str))
-    status = result.get("status")
-    return status if same and status in ("completed", "diverged") else ""
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Remove a run's folder, and what it alone stood in, if only Hydra wrote there."""
-    if {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # it ends at the first that holds more
-            for parent in folder.parents:
-                if Path.cwd() in parent.parents:
-                    parent.rmdir()
 
 
 def _reason(error: Exception) -> str:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from parsgd import cluster
-from parsgd.cli.slots import share
+from parsgd.cli.slots import cores, remember_gpus, share
 from parsgd.errors import UserError
 
-BASIC, JOBLIB, SLURM = "BasicLauncher", "JoblibLauncher", "SlurmLauncher"
+BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
+SLURM, LOCAL = "SlurmLauncher", "LocalLauncher"  # of submitit
 
 
 def elsewhere(hydra: Any) -> bool:
@@ -26,11 +27,15 @@ def own_share(hydra: Any) -> None:
 
     Schedulers of a cluster do so by themselves.
     """
+    folder = Path(hydra.runtime.cwd) / hydra.sweep.dir / ".slots"
     if hydra.launcher._target_.endswith(f".{JOBLIB}"):
         from joblib import effective_n_jobs
 
-        jobs = effective_n_jobs(hydra.launcher.n_jobs)
-        share(Path(hydra.runtime.cwd) / hydra.sweep.dir / ".slots", jobs)
+        share(folder, effective_n_jobs(hydra.launcher.n_jobs))
+    elif hydra.launcher._target_.endswith(f".{LOCAL}"):
+        # It starts all jobs at once.
+        each = hydra.launcher.cpus_per_task or 1
+        share(folder, max(1, len(cores()) // each), wait=True)
 
 
 def check(hydra: Any) -> None:
@@ -53,6 +58,8 @@ def check(hydra: Any) -> None:
             "hydra/launcher=slurm: there is no srun here; run the command where "
             "Slurm's are, or take hydra/launcher=processes for jobs on this machine"
         )
+    if hydra.launcher._target_.endswith(f".{LOCAL}"):
+        remember_gpus()  # submitit sets the variable anew for each job
     if not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:

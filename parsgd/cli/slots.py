@@ -8,15 +8,17 @@ passes on by itself to the next, whatever became of the first.
 import fcntl
 import os
 import re
+import time
 from pathlib import Path
 
 from parsgd.errors import UserError
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+ALL_GPUS = "PARSGD_GPUS"  # the same, as the process that started the sweep had it
 _held: list[object] = []  # files whose locks this process keeps
 
 
-def share(folder: Path, count: int) -> int:
+def share(folder: Path, count: int, *, wait: bool = False) -> int:
     """Take one of ``count`` shares of cores and GPUs, before JAX's backend starts.
 
     A process that has one already keeps it.
@@ -24,6 +26,7 @@ def share(folder: Path, count: int) -> int:
     Args:
         folder: Where the locks are, the same for all processes that share.
         count: How many processes run at once.
+        wait: Whether to wait for one that is free, as long as it takes.
 
     Returns:
         The number of the share.
@@ -34,6 +37,15 @@ def share(folder: Path, count: int) -> int:
     if _held:
         return int(Path(_held[0].name).suffix[1:])  # type: ignore[attr-defined]
     folder.mkdir(parents=True, exist_ok=True)
+    while (slot := _take(folder, count)) is None:
+        if not wait:
+            raise _all_taken(folder, count)
+        time.sleep(0.2)
+    _keep_to(slot, count)
+    return slot
+
+
+def _take(folder: Path, count: int) -> int | None:
     for slot in range(count):
         file = open(folder / f"slot.{slot}", "a")  # noqa: SIM115
         try:
@@ -45,10 +57,13 @@ def share(folder: Path, count: int) -> int:
         file.write(f"{os.getpid()}\n")
         file.flush()
         _held.append(file)
-        _keep_to(slot, count)
         return slot
+    return None
+
+
+def _all_taken(folder: Path, count: int) -> UserError:
     owners = [(folder / f"slot.{slot}").read_text().strip() for slot in range(count)]
-    raise UserError(
+    return UserError(
         f"all {count} shares of this machine are in use, by processes "
         f"{', '.join(owners)} of a sweep in the same folder: wait for them or end them"
     )
@@ -56,7 +71,7 @@ def share(folder: Path, count: int) -> int:
 
 def _keep_to(slot: int, count: int) -> None:
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, part(sorted(os.sched_getaffinity(0)), slot, count))
+        os.sched_setaffinity(0, part(cores(), slot, count))
     if gpus := _gpus():
         os.environ[GPUS] = ",".join(part(gpus, slot, count))
 
@@ -71,9 +86,22 @@ def part(things: list, slot: int, count: int) -> list:
     return things[slot % len(things) :: count] if things else []
 
 
+def cores() -> list[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def remember_gpus() -> None:
+    """Keep what CUDA may use now, for jobs whose launcher sets it anew."""
+    os.environ[ALL_GPUS] = ",".join(_gpus())
+
+
 def _gpus() -> list[str]:
     """What CUDA may use: as the environment says, else all that the system shows."""
-    if GPUS in os.environ:
-        return [name for name in os.environ[GPUS].split(",") if name]
+    for variable in (ALL_GPUS, GPUS):
+        if variable in os.environ:
+            return [name for name in os.environ[variable].split(",") if name]
     devices = Path("/dev").glob("nvidia[0-9]*")
     return sorted(re.sub(r"\D", "", path.name) for path in devices)

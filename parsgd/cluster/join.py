@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 
-from parsgd.cluster import group, rendezvous
+from parsgd.cluster import group, rendezvous, service
 from parsgd.cluster.rendezvous import Settings
 from parsgd.errors import UserError, first_line
 
@@ -60,13 +60,14 @@ def start(settings: Settings) -> None:
     patience.daemon = True
     patience.start()
     try:
-        jax.distributed.initialize(
-            **arguments,
-            # JAX would abort the process, without a word to the user.
-            initialization_timeout=seconds + 60,
-            heartbeat_timeout_seconds=max(seconds, 10),
-            shutdown_timeout_seconds=seconds,
-        )
+        with service.apart():
+            jax.distributed.initialize(
+                **arguments,
+                # JAX would abort the process, without a word to the user.
+                initialization_timeout=seconds + 60,
+                heartbeat_timeout_seconds=max(seconds, 10),
+                shutdown_timeout_seconds=seconds,
+            )
     except Exception as error:
         first = first_line(error)
         if any(word in first for word in ("DEADLINE_EXCEEDED", "UNAVAILABLE")):

@@ -195,7 +195,9 @@ class Watch:
         if again:
             time.sleep(60)  # the other is about to end the process
         where = f" while waiting in {self._what}" if self._what else ""
-        message = f"parsgd: {missing}. Process {self._process} stops{where}"
+        # What is wrong here may be why the other is gone.
+        own = f", after its own failure: {self._failure}" if self._failure else ""
+        message = f"parsgd: {missing}. Process {self._process} stops{where}{own}"
         print(message, file=sys.stderr, flush=True)
         sys.stdout.flush()
         if self._process == 0:

@@ -18,8 +18,8 @@ A job is one run of one configuration with one seed. Its folder holds
 Numbers that are not finite are stored as null. A folder with ``config.yaml`` and
 ``metrics.jsonl`` but no ``result.json`` is an interrupted job.
 
-Writing is `begin`, `append` per evaluation, `finish`; reading is `load`, comparing is
-`table`. Nothing here draws, and nothing here imports jax.
+Writing is `begin`, `append` per evaluation, `finish`, all within `held`; reading is
+`load`, comparing is `table`. Nothing here draws, and nothing here imports jax.
 """
 
 from parsgd.results.environment import machine, versions
@@ -30,19 +30,11 @@ from parsgd.results.export import (
     write_markdown,
     write_parquet,
 )
-from parsgd.results.files import (
-    SCHEMA,
-    Job,
-    append,
-    begin,
-    finish,
-    load,
-    read_job,
-    write_atomic,
-)
 from parsgd.results.groups import Group, group
+from parsgd.results.reading import Job, load, read_job
 from parsgd.results.table import COLUMNS, Column, table
 from parsgd.results.target import Target, targets
+from parsgd.results.writing import SCHEMA, append, begin, finish, held, write_atomic
 
 __all__ = [
     "COLUMNS",
@@ -55,6 +47,7 @@ __all__ = [
     "begin",
     "finish",
     "group",
+    "held",
     "load",
     "machine",
     "markdown",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import polars as pl
 
-from parsgd.results.files import write_atomic
 from parsgd.results.table import COLUMNS
+from parsgd.results.writing import write_atomic
 from parsgd.words import decimals
 
 MISSING = "-"  # in tables to read; in the files for programs it is a null

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from parsgd.flat import leaves, under
-from parsgd.results.files import Job
+from parsgd.results.reading import Job
 
 # Settings with a column of their own, and how a label spells them.
 SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}

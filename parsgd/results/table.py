@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from parsgd.results.files import Job
 from parsgd.results.groups import Group, group, mean_sem
 from parsgd.results.ranking import check_sort, rank
+from parsgd.results.reading import Job
 from parsgd.results.target import Target, reached, targets
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from parsgd.errors import UserError
-from parsgd.results.files import Job
 from parsgd.results.groups import Group
+from parsgd.results.reading import Job
 from parsgd.words import counted
 
 SHARE = 0.98  # of the best accuracy: near the top, yet within reach of most

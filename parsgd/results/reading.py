@@ -1,22 +1,16 @@
-"""Write and read the files of one job, and find jobs in folders."""
+"""Find jobs in folders, and read their files."""
 
 import json
-import math
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
 from parsgd.errors import UserError
-
-SCHEMA = 1
-CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
-STATUSES = ("completed", "diverged", "failed", "interrupted")
+from parsgd.results.writing import CONFIG, METRICS, RESULT, SCHEMA, STATUSES
 
 
 class Job(NamedTuple):
@@ -34,85 +28,6 @@ class Job(NamedTuple):
     started: str | None
     versions: dict[str, Any]
     machine: dict[str, Any]
-
-
-def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
-    """Start a job in ``folder``: write its config, remove what an older try left.
-
-    Args:
-        folder: The job's own folder; it is made when missing.
-        config: The resolved configuration as plain dicts, lists and scalars.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESULT).unlink(missing_ok=True)
-        write_atomic(folder / CONFIG, yaml.safe_dump(_plain(config), sort_keys=False))
-        # An empty file marks the job as begun, so that one killed while compiling
-        # is reported as interrupted.
-        write_atomic(folder / METRICS, "")
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def append(folder: str | Path, line: Mapping[str, Any]) -> None:
-    """Add one evaluation to ``metrics.jsonl`` and flush it to the disk.
-
-    A half-written line at the end, left by a job that was killed, is removed first.
-
-    Raises:
-        UserError: The file cannot be written.
-    """
-    path = Path(folder) / METRICS
-    text = json.dumps(_plain(line), allow_nan=False) + "\n"
-    try:
-        with open(path, "a+b") as file:
-            _drop_partial_line(file)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def finish(folder: str | Path, result: Mapping[str, Any]) -> None:
-    """Write ``result.json`` in one step: a reader sees all of it or none.
-
-    Args:
-        folder: The job's folder.
-        result: The fields of the schema but ``schema`` itself; numpy and jax scalars
-            become numbers, numbers that are not finite become null.
-
-    Raises:
-        UserError: The folder cannot be written, or the status is not a known one.
-    """
-    if result.get("status") not in STATUSES[:3]:
-        raise UserError(
-            f"a job cannot end with status {result.get('status')!r}: "
-            f"use one of {', '.join(STATUSES[:3])}"
-        )
-    record = {"schema": SCHEMA} | _plain(result)
-    try:
-        write_atomic(Path(folder) / RESULT, json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Replace ``path`` by ``content`` in one step, so that no reader sees a half."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load(dirs: str | Path | Iterable[str | Path]) -> list[Job]:
@@ -243,41 +158,7 @@ def _read_yaml(path: Path, kind: type) -> Any:
     return content
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON can hold it: dicts, lists, strings, finite numbers, null."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    array = np.asarray(value)
-    if array.dtype == object:
-        raise TypeError(f"a {type(value).__name__} cannot be stored in a job's files")
-    return _plain(array.tolist())
-
-
-def _drop_partial_line(file: Any) -> None:
-    if not file.seek(0, os.SEEK_END):
-        return
-    file.seek(-1, os.SEEK_END)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-
-
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key by which job 10 comes after job 9."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
-
-
-def _unwritable(path: str | Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write {path} ({error.strerror or error}): choose an output folder "
-        "that you may write to and that has space"
-    )

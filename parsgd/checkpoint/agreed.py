@@ -1,0 +1,67 @@
+"""What all processes of a run find out together about a folder of checkpoints."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from parsgd import cluster
+from parsgd.checkpoint.lock import owner
+from parsgd.errors import FolderError, UserError, first_line
+
+T = TypeVar("T")
+SHARED_SECONDS = 10.0  # until a file is seen by all, which over NFS takes some
+
+
+class Unreadable(Exception):
+    """A process cannot read a checkpoint, so all go on from another."""
+
+
+def by_all(read: Callable[[], T]) -> T:
+    """What is read, if every process can; what comes next they do together."""
+    found: Any = None
+    problem = ""
+    try:
+        found = read()
+    except Exception as error:  # Orbax raises errors of any kind
+        first = first_line(error).partition(" See full")[0]
+        problem = f"{type(error).__name__}: {first}"
+    problems = cluster.exchange("checkpoint that all can read", problem)
+    if any(problems):
+        raise Unreadable(next(filter(None, problems)))
+    return found
+
+
+def shared_by_all(folder: Path) -> None:
+    """Refuse a folder that is another one in another process.
+
+    They would wait for each other's parts of a checkpoint.
+    """
+    wanted = cluster.agree("lock", owner(folder))
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not (same := owner(folder) == wanted) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    answers = cluster.exchange("folder", "" if same else socket.gethostname())
+    other = next(((number, host) for number, host in enumerate(answers) if host), None)
+    if other is None:
+        return
+    text = (
+        f"{folder}: process {other[0]}, on {other[1]}, does not see what process 0 "
+        "wrote there. The checkpoints of several processes need a folder that all of "
+        "them share, as over NFS: choose one with hydra.run.dir=DIR, or go on without "
+        "them (checkpoint.rounds=null)"
+    )
+    raise FolderError(cluster.agree("the folder's name", text))
+
+
+def by_the_first(act: Callable[[], None]) -> None:
+    """Process 0 acts; what it refuses, all refuse."""
+    message = ""
+    if cluster.is_first():
+        try:
+            act()
+        except UserError as error:
+            message = str(error)
+    if message := cluster.agree("checkpoints", message):
+        raise FolderError(message)

@@ -1,0 +1,62 @@
+"""What a job's folder holds from an earlier run."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from parsgd.errors import FolderError
+from parsgd.flat import leaves
+from parsgd.results.writing import RESULT
+
+DONE = ("completed", "diverged")
+
+
+def settled(folder: Path, config: dict[str, Any]) -> str:
+    """The status of this config's run in the folder, if it need not be repeated."""
+    result = _result(folder)
+    same = result.get("config") == _stored(config)
+    return result["status"] if same and result.get("status") in DONE else ""
+
+
+def refuse_other(folder: Path, config: dict[str, Any]) -> None:
+    """Refuse to write over what another config measured.
+
+    Raises:
+        FolderError: Names what differs.
+    """
+    result = _result(folder)
+    if result.get("status") not in DONE:
+        return
+    old, new = leaves(result.get("config") or {}), leaves(_stored(config))
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    raise FolderError(
+        f"{folder} holds the result of another run, which differs in "
+        f"{', '.join(changed[:3])}{more}: choose another folder with "
+        "hydra.run.dir=DIR, or remove this one"
+    )
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a run's folder, and what it alone stood in, if only Hydra wrote there."""
+    if {path.name for path in folder.iterdir()} <= {".hydra", "train.log"}:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it ends at the first that holds more
+            for parent in folder.parents:
+                if Path.cwd() in parent.parents:
+                    parent.rmdir()
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / RESULT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stored(config: dict[str, Any]) -> Any:
+    """The same as JSON gives it back."""
+    return json.loads(json.dumps(config, default=str))

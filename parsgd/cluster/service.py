@@ -1,0 +1,117 @@
+"""The store that keeps a run together, in a process of its own.
+
+JAX would keep it in process 0, and where that is gone abort all others with nothing but
+a stack trace. Apart, it outlives process 0 until they have said who is gone.
+
+Run as a program it is the store, and imports neither parsgd nor jax.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+READY, END = "ready", "end"  # what is said over the pipes
+LINGER_SECONDS = 60.0  # at most, for those that are still connected
+TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
+ESTABLISHED = "01"
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # sent to all of a job
+
+
+class Service:
+    """The handle that process 0 has, in place of JAX's own.
+
+    Args:
+        address: Where it listens, as ``[::]:1234``.
+        processes: How many connect to it.
+        options: Of JAX's service.
+
+    Raises:
+        RuntimeError: It cannot listen there.
+    """
+
+    def __init__(self, address: str, processes: int, **options: Any):
+        words = [address, processes, options]
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", __file__, json.dumps(words)],
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            # A signal to all of process 0's group is not for it.
+            start_new_session=True,
+        )
+        assert self._popen.stdout is not None
+        if (answer := self._popen.stdout.readline().strip()) != READY:
+            raise RuntimeError(answer or "the store of the run has ended at its start")
+
+    def shutdown(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            self._popen.communicate(END, timeout=5)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Within, ``jax.distributed.initialize`` starts the store as a process.
+
+    JAX has no setting for it.
+    """
+    from jaxlib import _jax as module  # pyright: ignore[reportAttributeAccessIssue]
+
+    before = module.get_distributed_runtime_service
+    module.get_distributed_runtime_service = Service
+    try:
+        yield
+    finally:
+        module.get_distributed_runtime_service = before
+
+
+def _serve(address: str, processes: int, options: dict[str, Any]) -> None:
+    """Be the store, until process 0 has ended and nobody else is there."""
+    # Who sends them to process 0 means it to save first; it ends the store.
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
+
+    try:
+        service = _jax.get_distributed_runtime_service(address, processes, **options)
+    except Exception as error:  # of JAX's runtime, which has no type for it
+        print(str(error).partition("\n")[0], flush=True)
+        return
+    print(READY, flush=True)
+    if sys.stdin.read() != END:
+        _linger(int(address.rpartition(":")[2]))
+    service.shutdown()
+
+
+def _linger(port: int) -> None:
+    """Wait until nobody is connected any more."""
+    deadline = time.monotonic() + LINGER_SECONDS
+    while time.monotonic() < deadline and _connected(port):
+        time.sleep(0.2)
+
+
+def _connected(port: int) -> bool:
+    """Whether somebody is; True where the system does not tell."""
+    known = False
+    for table in map(Path, TABLES):
+        with contextlib.suppress(OSError):
+            rows = [line.split() for line in table.read_text().splitlines()[1:]]
+            known = True
+            for row in rows:
+                own = int(row[1].rpartition(":")[2], 16)
+                if own == port and row[3] == ESTABLISHED:
+                    return True
+    return not known
+
+
+if __name__ == "__main__":
+    _serve(*json.loads(sys.argv[1]))
