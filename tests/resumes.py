@@ -8,7 +8,8 @@ import optax
 from tiny import tiny
 
 import parsgd
-from parsgd.checkpoint.store import Store, quiet
+from parsgd.checkpoint.quiet import quiet
+from parsgd.checkpoint.store import Store
 from parsgd.training import train
 from parsgd.training.engine import Engine
 

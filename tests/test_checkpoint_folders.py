@@ -158,11 +158,11 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def train(folder, *words):
+def train(folder, *words, launch=()):
     """Its exit code and all that it says."""
-    command = [sys.executable, "-m", "parsgd.cli", "train", f"hydra.run.dir={folder}"]
-    command += ["task.model.features=[512]", "optimizer=momentum", "epochs=2", *words]
-    command += ["checkpoint.rounds=20"]
+    command = [sys.executable, "-m", "parsgd.cli", *launch, "train", *words]
+    command += ["task.model.features=[512]", "optimizer=momentum", "epochs=2"]
+    command += ["checkpoint.rounds=20", f"hydra.run.dir={folder}"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     return run.returncode, run.stdout + run.stderr
 
@@ -176,6 +176,19 @@ def test_H2_a_disk_that_is_full_loses_nothing(small_disk):
     assert "cannot write" in said and "No space left on device" in said, said
     ballast.unlink()
     code, said = train(small_disk / "run")
+    assert code == 0, said
+
+
+@pytest.mark.slow
+def test_H2_a_full_disk_ends_all_processes_with_the_reason(small_disk):
+    # Of several processes one would wait for the others, and they for it.
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 3_600_000)
+    run = {"launch": ("launch", "--processes", "2")}
+    code, said = train(small_disk / "run", "workers=2", **run)
+    assert code and "No space left on device" in said and "Traceback" not in said, said
+    ballast.unlink()
+    code, said = train(small_disk / "run", "workers=2", **run)
     assert code == 0, said
 
 

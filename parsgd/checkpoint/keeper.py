@@ -50,7 +50,8 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
     if settings is None:
         yield Keeper()
         return
-    from parsgd.checkpoint.store import Store, quiet
+    from parsgd.checkpoint.quiet import quiet
+    from parsgd.checkpoint.store import Store
 
     folder = Path(settings.folder)
     with contextlib.ExitStack() as stack:
@@ -62,8 +63,8 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
 
         by_the_first(claim)
         shared_by_all(folder)
-        stack.enter_context(quiet())
         keeper = _Saving(settings, folder)
+        stack.enter_context(quiet(keeper.broken))
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
         stack.enter_context(handled(SIGNALS, keeper.ask_to_end))
         try:
@@ -226,6 +227,10 @@ class _Saving(Keeper):
                 found[record["step"]] = score
         ranked = sorted(found, key=lambda step: (-found[step], step))
         return {*ranked[: self.settings.keep_best]}
+
+    def broken(self, error: BaseException) -> None:
+        """Called in the background, when something cannot be written."""
+        cluster.stuck(f"{self.store.failed(error)}")
 
     def ask_to_end(self, number: signal.Signals) -> None:
         """Called when the process gets such a signal; the second time it ends."""

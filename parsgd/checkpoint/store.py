@@ -8,7 +8,6 @@ temporary folder, in the background, and renames it when all of it is there.
 import contextlib
 import errno
 import json
-import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,15 +215,17 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            raise self._failed(error.strerror or str(error)) from error
-        except ValueError as error:
-            # What its writers report: the reason is somewhere in the first line.
-            reason = first_line(error)
-            full = os.strerror(errno.ENOSPC)
-            raise self._failed(full if full in reason else reason) from error
+        except (OSError, ValueError) as error:
+            raise self.failed(error) from error
 
-    def _failed(self, reason: str) -> UserError:
+    def failed(self, error: BaseException) -> UserError:
+        """In words, why a checkpoint cannot be written."""
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        else:
+            # What its writers report: the reason is somewhere in the first line.
+            reason, full = first_line(error), os.strerror(errno.ENOSPC)
+            reason = full if full in reason else reason
         there = steps_in(self.folder)  # the manager counts those not written, too
         last = f"the last one is of step {there[0]}" if there else "there is none yet"
         return UserError(
@@ -276,23 +277,3 @@ class _Listed(ocp.checkpoint_managers.PreservationPolicy):
         del context
         wanted = self._pick([info.step for info in checkpoints])
         return [info.step in wanted for info in checkpoints]
-
-
-def _not_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
-
-
-# When one of its writers or readers fails, others fail after it is reported.
-logging.getLogger("asyncio").addFilter(_not_of_orbax)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without Orbax's log, which shows tracebacks of what is reported anyway."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

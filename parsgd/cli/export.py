@@ -10,8 +10,9 @@ import numpy as np
 from omegaconf import DictConfig
 
 from parsgd.checkpoint import leaves
+from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
-from parsgd.checkpoint.store import Store, quiet
+from parsgd.checkpoint.store import Store
 from parsgd.cli.resume import CHECKPOINTS
 from parsgd.config.objects import build
 from parsgd.config.targets import ALLOWED, named_packages

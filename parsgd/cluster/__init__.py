@@ -11,6 +11,7 @@ from parsgd.cluster.group import (
     process,
     processes,
     started,
+    stuck,
     together,
 )
 from parsgd.cluster.join import start
@@ -29,5 +30,6 @@ __all__ = [
     "processes",
     "start",
     "started",
+    "stuck",
     "together",
 ]

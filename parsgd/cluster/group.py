@@ -169,6 +169,14 @@ def failing(reason: str) -> Iterator[None]:
         _watch.fail("")
 
 
+def stuck(reason: str) -> None:
+    """What this process waits in will not end: soon it ends itself and the others.
+
+    Unless it comes to `failing` before.
+    """
+    _watch.stuck(reason)
+
+
 def leave(code: int, reason: str = "") -> None:
     """End this process's part of a run, once all others have come to their end.
 

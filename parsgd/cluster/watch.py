@@ -20,6 +20,7 @@ BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life
 AHEAD = 1 << 60  # a stage that nobody waits for
 HANGING = 10  # times the timeout: then what all have come to is not coming to an end
+STUCK_SECONDS = 5.0  # for a wait that cannot end to fail by itself
 FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 
 
@@ -40,6 +41,7 @@ class Watch:
         self._store: Any = None
         self._process, self._processes = 0, 1
         self._failure = ""
+        self._stuck = math.inf  # since when what it waits in cannot end
         self.busy = False  # whether the others have to be patient
         self._stage, self._what, self._since = 0, "", 0.0
         self._patience = 0.0  # seconds for those that have not come
@@ -91,9 +93,16 @@ class Watch:
 
     def fail(self, reason: str) -> None:
         """This process cannot go on, or, with an empty reason, it can again."""
-        self._failure = reason.replace("\n", " ")
+        self._failure, self._stuck = reason.replace("\n", " "), math.inf
         with contextlib.suppress(Exception):  # a store that is gone tells nobody
             self.beat()
+
+    def stuck(self, reason: str) -> None:
+        """What this process waits in cannot end, as the others are told."""
+        if self._store is None:
+            return
+        self.fail(reason)
+        self._stuck = time.monotonic()
 
     def beat(self) -> None:
         """One sign of life."""
@@ -141,6 +150,8 @@ class Watch:
             if not what or self.busy or not all(arrived):
                 self._all_since = now
             hanging = now - self._all_since
+        if what and now - self._stuck > STUCK_SECONDS:
+            return self._failure
         for other, sign in others.items():
             name = f"process {other} of {self._processes}"
             if sign.silent > patience:
@@ -196,7 +207,8 @@ class Watch:
             time.sleep(60)  # the other is about to end the process
         where = f" while waiting in {self._what}" if self._what else ""
         # What is wrong here may be why the other is gone.
-        own = f", after its own failure: {self._failure}" if self._failure else ""
+        known = not self._failure or self._failure == missing
+        own = "" if known else f", after its own failure: {self._failure}"
         message = f"parsgd: {missing}. Process {self._process} stops{where}{own}"
         print(message, file=sys.stderr, flush=True)
         sys.stdout.flush()

@@ -1,0 +1,41 @@
+"""Orbax's log: not shown, but listened to."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
+# When one of its writers or readers fails, others fail after it is reported.
+logging.getLogger("asyncio").addFilter(_not_of_orbax)
+
+
+@contextlib.contextmanager
+def quiet(tell: Callable[[BaseException], None] | None = None) -> Iterator[None]:
+    """Without its log, which shows tracebacks of what is reported anyway.
+
+    Args:
+        tell: Is told of what fails in the background. Of several processes one would
+            otherwise wait for the others, and they for it, before anybody knew.
+    """
+    logger = logging.getLogger("absl")
+    before = logger.level
+
+    def listen(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if tell and error is not None and threading.current_thread() is not main:
+            tell(error)
+        return False
+
+    main = threading.current_thread()
+    logger.setLevel(logging.ERROR)
+    logger.addFilter(listen)
+    try:
+        yield
+    finally:
+        logger.removeFilter(listen)
+        logger.setLevel(before)
