@@ -27,7 +27,8 @@ from pathlib import Path
 import jax
 import psutil
 
-from parsgd.checkpoint.store import Store, quiet
+from parsgd.checkpoint.quiet import quiet
+from parsgd.checkpoint.store import Store
 
 STRATEGIES = {
     "sync_sgd": ["strategy=sync_sgd"],
