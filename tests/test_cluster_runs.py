@@ -79,6 +79,19 @@ def test_processes_of_two_machines_say_where_they_meet(tmp_path):
     assert record["summary"]["placement"]["processes"] == 2
 
 
+def test_what_one_process_alone_gets_wrong_before_it_joins_is_said(tmp_path):
+    run = tmp_path / "one.py"
+    run.write_text(
+        "import os, sys\n"
+        "from parsgd.cli import main\n"
+        "more = ['cluster=nothing'] if os.environ['PARSGD_PROCESS'] == '1' else []\n"
+        f"sys.exit(main(['train', *{SHORT}, *more]))\n"
+    )
+    launch = ("launch", "--processes", "2", "--grace", "1", run)
+    code, _, err = finished(parsgd(*launch, cwd=tmp_path))
+    assert code and "[1] parsgd: " in err and "cluster=nothing" in err, err
+
+
 def test_E6_other_options_in_one_process_are_refused(tmp_path):
     ends = two_by_hand(
         tmp_path, *SHORT, "worker_batch=2", other=("worker_batch=4", "seed=1")

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,9 @@ Examples:
 diverged, 2 wrong use.
 """
 
+ALONE_SECONDS = 1.0
+_complaints: list[str] = []
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code.
@@ -57,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     finally:
         if cluster := _cluster():
+            reason = reason or "".join(_complaints[-1:])
             cluster.leave(code if isinstance(code, int) else 1, reason)
 
 
@@ -176,7 +181,12 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _complain(text: str) -> None:
+    _complaints.append(text)
     cluster = _cluster()
-    first = os.environ.get("PARSGD_PROCESS", "0") == "0"
-    if first and (cluster is None or cluster.is_first()):  # all would say the same
-        print(f"parsgd: {text}", file=sys.stderr)
+    if cluster is not None and cluster.is_connected():
+        if not cluster.is_first():  # all would say the same; else process 0 is told
+            return
+    elif os.environ.get("PARSGD_PROCESS", "0") != "0":
+        # If process 0 has to say the same, it ends this one meanwhile.
+        time.sleep(ALONE_SECONDS)
+    print(f"parsgd: {text}", file=sys.stderr)
