@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from parsgd import errors
 from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
@@ -192,7 +193,8 @@ class Evaluation:
         """The scores of what ``state`` reads out as."""
         start = time.perf_counter()
         self.model = self._engine.readout(state, phase)
-        test, train = self._test(*self.model), self._train(*self.model)
+        with errors.stage("evaluation"):
+            test, train = self._test(*self.model), self._train(*self.model)
         scores = {"train_loss": train["loss"]}
         scores |= {f"test_{name}": value for name, value in test.items()}
         # Processes on unlike machines may differ in the last bit, and in what they do.
