@@ -31,6 +31,7 @@ class Loop:
         observer: Is told.
         check_replicas: Whether to compare devices after each dispatch.
         target_accuracy: Where to stop, or None.
+        earlier_workers: See the function of that name.
 
     Attributes:
         history: One record per evaluation.
@@ -48,7 +49,9 @@ class Loop:
         observer: "Observer",
         check_replicas: bool = False,
         target_accuracy: float | None = None,
+        earlier_workers: Sequence[Sequence[int]] = (),
     ):
+        self._earlier = earlier_workers
         self._plan, self._parts, self._engine, self._meter = plan, parts, engine, meter
         self._evaluate, self._keeper, self._observer = evaluate, keeper, observer
         self._check_replicas, self._target = check_replicas, target_accuracy
@@ -139,10 +142,24 @@ class Loop:
             "global_batch": plan.order.global_batch,
             "phase": meter.phase,
             "origin": [*plan.origin],
+            "earlier_workers": [*self._earlier],
             "counts": meter.counts(),
             "history": [*self.history],
         }
         self._keeper.save(self._state, self._engine, meta)
+
+
+def earlier_workers(meta: Mapping[str, Any], workers: int) -> list[list[int]]:
+    """Other numbers of workers that a run had, each with the step until which.
+
+    Args:
+        meta: What is stored with the checkpoint that the run goes on from.
+        workers: How many go on.
+    """
+    before = [*meta.get("earlier_workers", ())]
+    if meta["workers"] == workers:
+        return before
+    return [*before, [meta["workers"], meta["step"]]]
 
 
 def resumed_plan(
