@@ -130,6 +130,16 @@ def test_traffic_prints_a_table_and_its_ratio(command):
     assert command("traffic", "strategy=bmfu")[0] == 2
 
 
+def test_traffic_of_an_experiment_says_which_job_it_shows(command):
+    _, out, _ = command("traffic", "+experiment=demo")
+    first = "strategy=sync_sgd workers=2 scaling=none seed=0 +experiment=demo"
+    assert out.startswith(f"the first of 32 jobs of this sweep: {first}\n")
+    assert "2 workers x" in out
+    _, out, _ = command("traffic", "+experiment=demo", "workers=8", "seed=0")
+    assert out.startswith("the first of 8 jobs") and "8 workers x" in out
+    assert "the first of" not in command("traffic", "workers=2")[1]
+
+
 def test_list_shows_the_choices(command):
     code, out, _ = command("list", "strategy")
     assert code == 0

@@ -64,7 +64,7 @@ def test_long_labels_leave_the_plots_their_room(tmp_path):
         assert legend.get_window_extent().x1 <= figure.bbox.width
         return boxes[0].height
 
-    for i in range(6):
+    for i in range(3):
         fake_job(tmp_path / "short" / str(i), local_steps=i + 1)
         long = {"note": "a long remark, " * 5 + str(i)}
         asked = [f"{key}={value}" for key, value in long.items()]
