@@ -1,9 +1,13 @@
 """The exceptions for what a user can mend, and words for all others."""
 
+import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
+_STAGE = "in stage "
 
 
 class UserError(ValueError):
@@ -29,19 +33,52 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Have errors say in which stage of a run they were raised.
+
+    Args:
+        name: Such as ``"local"``, as the note of ``placement=debug`` has it.
+
+    Example:
+        >>> try:
+        ...     with stage("local"):
+        ...         1 / 0
+        ... except ZeroDivisionError as error:
+        ...     raised_at(error)
+        " (in stage 'local')"
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{_STAGE}{name!r}")
+        raise
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line, or the lines of a mistake: what it is and where it came from."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}{raised_at(error)}"
+
+
 def raised_at(error: BaseException) -> str:
     """Where in a user's own code it was raised, as in `` (my_code.py:12)``; or nothing.
 
-    Neither parsgd's own lines nor those of installed packages count.
+    Neither parsgd's own lines nor those of installed packages count. The stage of the
+    run is named too, where it is known.
     """
-    found = ""
+    notes = "\n".join(getattr(error, "__notes__", ()))  # the innermost is the first
+    found = re.findall(rf"^{_STAGE}'.+?'", notes, re.MULTILINE)[:1]
+    line = ""
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         installed = {"site-packages", "dist-packages"} & {*path.parts}
         if path.is_file() and not installed and not path.is_relative_to(HERE):
             inside = path.is_relative_to(Path(traceback.__file__).parent)
-            found = found if inside else f" ({path.name}:{frame.lineno})"
-    return found
+            line = line if inside else f"{path.name}:{frame.lineno}"
+    text = ", ".join(filter(None, [line, *found]))
+    return f" ({text})" if text else ""
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

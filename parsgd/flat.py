@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 ABSENT = "absent"  # in place of a value, where there is no such key
+# How messages are shown, processes found and states saved is no part of what is run.
+UNSTORED = ("debug", "cluster", "checkpoint")
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

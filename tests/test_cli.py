@@ -17,8 +17,6 @@ from rich.console import Console
 
 import parsgd
 from parsgd.cli.progress import Display
-from parsgd.placement.devices import place
-from parsgd.training.plan import make_plan
 
 
 def test_help_lists_the_commands(command):
@@ -137,6 +135,16 @@ def test_traffic_prints_a_table_and_its_ratio(command):
     assert "per round until step 110, 1 local step each" in out
     assert "per round from step 110 on, 16 local steps" in out
     assert command("traffic", "strategy=bmfu")[0] == 2
+
+
+def test_traffic_of_an_experiment_says_which_job_it_shows(command):
+    _, out, _ = command("traffic", "+experiment=demo")
+    first = "strategy=sync_sgd workers=2 scaling=none seed=0 +experiment=demo"
+    assert out.startswith(f"the first of 32 jobs of this sweep: {first}\n")
+    assert "2 workers x" in out
+    _, out, _ = command("traffic", "+experiment=demo", "workers=8", "seed=0")
+    assert out.startswith("the first of 8 jobs") and "8 workers x" in out
+    assert "the first of" not in command("traffic", "workers=2")[1]
 
 
 def test_list_shows_the_choices(command):
@@ -285,9 +293,3 @@ def test_a_huge_loss_is_a_short_number():
     record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 0, "bytes": 0}
     Display(console).record(record | {"batch_loss": 1.2345e30})
     assert "loss 1.23e+30, " in console.file.getvalue()
-
-
-def test_one_is_singular():
-    assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
-    (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
-    assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")

@@ -1,12 +1,15 @@
 """Users' own files: what .npz and CSV files become, and what bad ones are told."""
 
 import time
+import zipfile
 
 import numpy as np
 import pytest
 
 from parsgd.data import load_csv, load_npz
 from parsgd.errors import UserError
+
+TWO = {"x": np.arange(20.0).reshape(10, 2), "y": np.arange(10) % 2}
 
 
 def test_npz_keeps_bytes_and_standardises_columns(tmp_path):
@@ -66,6 +69,26 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({"x": np.ones((4, 2)), "y": np.ones((4, 2))}, {}, "one class per example"),
         ({"x": np.ones((4, 2)), "y": np.array([{}] * 4)}, {}, "holds Python objects"),
         ({"x": np.ones((4, 2)), "y": np.arange(4)}, {"x_test": "x"}, "both x_test"),
+        ({}, {}, "no array 'x'; it has none at all: set task.x"),
+        ({"x": np.ones((0, 2)), "y": np.ones(0)}, {}, "none of them 0"),
+        ({"x": np.ones((4, 0)), "y": np.arange(4)}, {}, "none of them 0"),
+        ({"x": np.ones((4, 2)), "y": np.int64(3)}, {}, "'y' of .* is one number"),
+        ({"x": np.ones((4, 2)), "y": [1, 2, 3, np.inf]}, {}, "NaN or infinite"),
+        (
+            {"x": np.ones((4, 2)), "y": np.arange(4)},
+            {"split_seed": -1},
+            "split_seed=-1",
+        ),
+        (
+            {**TWO, "x2": np.ones((3, 5)), "y2": np.arange(3) % 2},
+            {"x_test": "x2", "y_test": "y2"},
+            "a training example is of shape .2,., a test example of .5,.",
+        ),
+        (
+            {**TWO, "x2": np.ones((3, 2)), "y2": np.array(["a", "b", "a"])},
+            {"x_test": "x2", "y_test": "y2"},
+            "no class is in both",
+        ),
     ],
 )
 def test_npz_says_what_is_wrong(tmp_path, arrays, arguments, message):
@@ -126,9 +149,33 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
         ("a,b\n1,0\n2,\n", {}, "'b' .* missing"),
         ("", {}, "cannot be read as a table"),
         ("a,b\n", {}, "no rows below"),
+        ("a,b\n1,0\n2,1,3\n", {}, "as many values in each row"),
+        ('a,b\n"1,0\n2,1\n', {}, "closed quotes"),
+        ("a,b\n1,0\n", {"separator": ",,"}, "the one character between"),
+        ("a,b\n1,0.5\n2,1.5\n3,2\n4,0\n5,1\n", {}, "0.5 are not whole"),
         ("a,b\n,0\n,1\n", {}, "2 missing, NaN or infinite values, "),
     ],
 )
 def test_csv_says_what_is_wrong(tmp_path, text, arguments, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as error:
         load_csv(table(tmp_path, text), **arguments)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_npz_that_is_damaged(tmp_path):
+    np.savez(tmp_path / "whole.npz", x=np.ones((1000, 4)), y=np.arange(1000) % 2)
+    content = (tmp_path / "whole.npz").read_bytes()
+    damaged = content[:3000] + b"\0" * 100 + content[3100:]
+    for text, message in (
+        (content[:9000], "or only a part of one"),
+        (damaged, "array 'x' of .* is damaged"),
+    ):
+        (tmp_path / "bad.npz").write_bytes(text)
+        with pytest.raises(UserError, match=message):
+            load_npz(tmp_path / "bad.npz")
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
+        archive.writestr("x", "text")
+    with pytest.raises(UserError, match=r"is damaged \(not an array"):
+        load_npz(tmp_path / "zip.npz")
+    with pytest.raises(UserError, match=r"there is no file .*it is a folder"):
+        load_npz(tmp_path)

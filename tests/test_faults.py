@@ -3,8 +3,11 @@
 import subprocess
 import sys
 
+import optax
 import pytest
+from tiny import tiny
 
+import parsgd
 from parsgd.errors import raised_at
 
 
@@ -41,3 +44,31 @@ def test_a_fault_in_a_users_own_code_is_placed(tmp_path, monkeypatch):
     error = caught.value.with_traceback(caught.tb.tb_next)  # without this test's own
     assert raised_at(error) == " (mine.py:2)"
     assert raised_at(ValueError("never raised")) == ""
+
+
+STAGES = {"init": "init", "local": "local", "sync": "sync", "readout": "readout"}
+STAGES |= {"loss": "loss", "metrics": "evaluation"}
+
+
+@pytest.mark.parametrize("kind", ["debug", "vmap"])
+@pytest.mark.parametrize("part", STAGES)
+def test_a_fault_that_tracing_finds_names_its_stage(part, kind):
+    def fault(*_, **__):
+        raise KeyError("nothing")
+
+    task, strategy = tiny(), parsgd.local_sgd(optax.sgd(0.1))
+    if part in strategy._fields:
+        strategy = strategy._replace(**{part: fault})
+    else:
+        task = task._replace(**{part: fault})
+    sizes = {"workers": 2, "worker_batch": 4, "rounds": 1}
+    with pytest.raises(KeyError) as caught:
+        parsgd.fit(task, strategy, placement=kind, **sizes)
+    assert raised_at(caught.value).endswith(f", in stage '{STAGES[part]}')")
+
+
+def test_a_models_own_init_is_a_stage_too():
+    task = tiny()._replace(init=lambda key: {}["nothing"])
+    with pytest.raises(KeyError) as caught:
+        parsgd.fit(task, parsgd.sync_sgd(optax.sgd(0.1)), worker_batch=4, rounds=1)
+    assert "in stage 'init of the model'" in raised_at(caught.value)

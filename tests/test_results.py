@@ -230,3 +230,57 @@ def test_export_keeps_the_numbers(tmp_path):
 
 def test_every_column_is_defined():
     assert all(c.title and c.meaning for c in results.COLUMNS.values())
+
+
+def test_what_is_saved_or_shown_splits_no_configuration(tmp_path):
+    for seed, more in enumerate(["checkpoint.rounds=5", "debug=true", ""]):
+        asked = ["strategy=local_sgd", f"seed={seed}", *filter(None, [more])]
+        # As an older result stored it.
+        stored = {"checkpoint": {"rounds": seed, "keep_best": seed}}
+        fake_job(tmp_path / f"{seed}", seed=seed, overrides=asked, **stored)
+    fake_job(tmp_path / "3", workers=2, overrides=["workers=2"])
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["n"]) == [1, 3]
+    assert not [c for c in frame.columns if c.startswith(("checkpoint", "debug"))]
+
+
+def test_a_run_with_other_workers_before_is_told_apart(tmp_path):
+    changed = {"workers": 4, "earlier_workers": [[8, 10], [2, 20]]}
+    write_job(tmp_path / "0", [line(0, 0.1)], summary=changed)
+    (row,) = results.table(results.load(tmp_path)).to_dicts()
+    assert row["resumed"] == "8 -> 2 -> 4 workers" and row["workers"] == 4
+    same = {"workers": 4, "earlier_workers": []}
+    write_job(tmp_path / "1", [line(0, 0.1)], seed=1, summary=same)
+    frame = results.table(results.load(tmp_path))
+    assert frame["n"].to_list() == [1, 1]
+    assert "local_sgd, resumed=8 -> 2 -> 4 workers" in set(frame["configuration"])
+    assert "| 8 -> 2 -> 4 workers |" in results.markdown(frame)
+
+
+@pytest.mark.parametrize("group", ["scaling", "schedule"])
+def test_a_choice_has_one_name_whether_it_was_asked_for_or_not(tmp_path, group):
+    usual, other = {"scaling": ("none", "sqrt"), "schedule": ("constant", "cosine")}[
+        group
+    ]
+    configs = {
+        "none": {"_target_": "parsgd.scaling.none", "reference_batch": None},
+        "sqrt": {"_target_": "parsgd.scaling.sqrt", "reference_batch": 32},
+        "constant": None,
+        "cosine": {"_target_": "optax.cosine_decay_schedule", "decay_steps": 7},
+    }
+    for i, (name, asked) in enumerate([(usual, 0), (usual, 1), (other, 1)]):
+        given = [f"workers={i + 1}", *([f"{group}={name}"] if asked else [])]
+        config = {group: configs[name]}
+        fake_job(tmp_path / str(i), workers=i + 1, overrides=given, **config)
+    frame = results.table(results.load(tmp_path))
+    found = dict(zip(frame["workers"], frame[group], strict=True))
+    assert found == {1: usual, 2: usual, 3: other}
+
+
+def test_a_choice_of_a_file_is_named_as_that_of_a_command_line(tmp_path):
+    for i, (rule, batch) in enumerate([("none", None), ("sqrt", 32), ("sqrt", 64)]):
+        call = {"_target_": f"parsgd.scaling.{rule}", "reference_batch": batch}
+        fake_job(tmp_path / str(i), overrides=[], scaling=call)
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["scaling"]) == ["none", "sqrt", "sqrt"]
+    assert frame["configuration"].n_unique() == 3  # those of one rule are told apart

@@ -188,3 +188,14 @@ def test_a_diverging_state_is_not_saved(tmp_path):
     run = fit(tmp_path / "a", algorithm=algorithm, local_steps=1, task=task)
     assert run.status == "diverged"
     assert all(np.isfinite(x).all() for x in stored(tmp_path / "a")[1].values())
+
+
+def test_H3_the_summary_has_the_numbers_of_workers_of_before(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    sizes = {"worker_batch": 3, "samples": 288, "local_steps": 2}
+    assert fit(tmp_path / "a", at=2, workers=4, **sizes) is None
+    assert fit(tmp_path / "a", at=4, workers=2, **sizes) is None
+    run = fit(tmp_path / "a", workers=2, **sizes)
+    assert run.summary["workers"] == 2
+    assert run.summary["earlier_workers"] == [[4, 2]]
+    assert fit(tmp_path / "b", workers=2, **sizes).summary["earlier_workers"] == []

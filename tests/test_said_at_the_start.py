@@ -3,8 +3,17 @@
 import pytest
 from composed import build
 
+from parsgd.placement.devices import place
+from parsgd.training.plan import make_plan
+
 
 @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
 def test_C8_the_policy_for_momentum_is_said(policy):
     made = build("strategy=local_sgd", f"strategy.momentum={policy}", "workers=2")
     assert f"local optimizer's state at the end of a round: {policy}" in made.lines
+
+
+def test_one_is_singular():
+    assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
+    (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
+    assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from composed import build
 
 from parsgd import UserError, scaling
 from parsgd.training.plan import make_plan
@@ -106,3 +107,12 @@ def test_D5_steps_are_optimizer_steps_not_micro_batches():
     assert callable(rate)
     assert float(rate(24)) > 0
     assert float(rate(25)) == 0
+
+
+@pytest.mark.parametrize(
+    "epochs, warned", [(4, True), (5, True), (5.5, False), (20, False)]
+)
+def test_D4_a_warm_up_of_the_whole_run_is_told(epochs, warned):
+    lines = build("scaling=linear", "workers=4", f"epochs={epochs}").lines
+    assert any("no step has the full rate of 0.4" in line for line in lines) == warned
+    assert len(build("scaling=linear", "workers=1", f"epochs={epochs}").lines) == 1

@@ -178,3 +178,29 @@ def test_J10_two_launches_have_two_folders():
         made = compose(return_hydra_config=True)
         folders |= {made.hydra.run.dir, made.hydra.sweep.dir}
     assert len(folders) == 4
+
+
+def test_a_mistake_of_all_jobs_is_said_once_before_any_starts(command, tmp_path):
+    code, out, err = command(*SWEEP, "samples=64", "workers=1,2")
+    assert code == 2 and out == ""
+    assert err.count("exactly one budget") == 1 and "(so in all 2 jobs)" in err
+    assert "with epochs=null or samples=null" in err
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_mistake_of_some_jobs_is_theirs_alone(command, no_drawing, tmp_path):
+    code, _, _ = command(*SWEEP, "samples=64,null")
+    assert code == 1
+    assert status(tmp_path) == {0: "failed", 1: "completed"}
+
+
+def test_J12_a_sweep_and_a_run_do_not_share_a_folder(command, no_drawing, tmp_path):
+    assert command("train", "hydra.run.dir=sweep", *SHORT)[0] == 0
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = command(*SWEEP, "workers=1,2")
+    assert code == 2
+    assert "sweep is the folder of a single run, with a result.json of its own" in err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert command("train", "-m", "hydra.sweep.dir=many", "workers=1,2", *SHORT)[0] == 0
+    code, _, err = command("train", "hydra.run.dir=many", *SHORT)
+    assert code == 2 and "many is the folder of a sweep" in err

@@ -102,3 +102,25 @@ def test_target_of_few_runs_is_told(tmp_path):
     for seed in range(3):
         fake_job(tmp_path / str(seed), status="failed", reason="x", evaluations=0)
     assert "It rests on 3 runs of 2 configurations only" in printed(tmp_path)
+
+
+def test_the_number_of_workers_is_always_shown(tmp_path):
+    for seed in range(2):
+        fake_job(tmp_path / str(seed), seed=seed, workers=4)
+    assert re.search(r"Strategy +Workers", printed(tmp_path))
+    assert re.search(r"local_sgd +4 ", printed(tmp_path))
+
+
+def test_a_report_without_any_result_says_so(command, tmp_path):  # noqa: F811
+    for i, reason in enumerate(["no memory", "no memory", "no file"]):
+        folder = tmp_path / "sweep" / str(i)
+        fake_job(folder, status="failed", reason=reason, seed=i, evaluations=0)
+    code, out, _ = command("report", "sweep")
+    assert code == 0
+    assert out.splitlines() == [
+        "no job has a result, so there is no table: 3 failed of 3",
+        "failed: sweep/0 (and 1 more): no memory",
+        "failed: sweep/2: no file",
+    ]
+    fake_job(tmp_path / "sweep/3", seed=3)
+    assert "1 of 4 jobs completed" in command("report", "sweep")[1]

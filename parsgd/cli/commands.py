@@ -17,9 +17,10 @@ from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir, config_dir
-from parsgd.config.overrides import is_override, quoted
+from parsgd.config.overrides import is_override, searched
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 if TYPE_CHECKING:
     from parsgd.cli.job import Outcome
@@ -35,7 +36,8 @@ TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 
 Counts what one worker sends in a round, from the program itself; nothing is trained.
-Takes one configuration, written as for `parsgd train`.
+Takes one configuration, written as for `parsgd train`; of an experiment that sweeps,
+the first job, or the one that the arguments choose.
 
   parsgd traffic strategy=one_bit_sgd task=digits workers=8
   parsgd traffic strategy=local_sgd local_steps=4 task/model=mlp_258k workers=64
@@ -148,20 +150,13 @@ def _cluster(arguments: list[str]) -> Settings:
     if not chosen and not in_environment():
         return Settings()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = hydra.compose("config", overrides=[*chosen, *_searched(folder)])
+        cfg = hydra.compose("config", overrides=[*chosen, *searched(folder)])
     if missing := OmegaConf.missing_keys(cfg.cluster):
         raise UserError(
             f"cluster=manual needs cluster.{min(missing)}, as in cluster=manual "
             "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 cluster.process=0"
         )
     return Settings(**OmegaConf.to_container(cfg.cluster))  # type: ignore[arg-type]
-
-
-def _searched(folder: Path | None) -> list[str]:
-    """The override that has Hydra look for configs in a folder of the user's too."""
-    if folder is None:
-        return []
-    return [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"]
 
 
 def _ordered(arguments: list[str]) -> list[str]:
@@ -195,6 +190,7 @@ def traffic(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments):
         print(TRAFFIC, end="")
         return 0
+    from parsgd.cli.sweep import sweep_jobs
     from parsgd.cli.traffic_table import show
 
     folder, overrides = config_dir(arguments)
@@ -204,9 +200,19 @@ def traffic(arguments: list[str]) -> int:
                 f"{argument}: parsgd traffic has no such option. It takes one "
                 "configuration: KEY=VALUE, ~KEY and --config-dir DIR"
             )
-    overrides += _searched(folder)
+    overrides += searched(folder)
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = hydra.compose("config", overrides=overrides)
+        cfg = hydra.compose("config", overrides, return_hydra_config=True)
+        jobs = sweep_jobs(cfg) if cfg.hydra.sweeper.get("params") else None
+        if jobs:
+            cfg = hydra.compose("config", overrides=[*searched(folder), *jobs[0]])
+            print(
+                f"the first of {counted(len(jobs), 'job')} of this sweep: "
+                f"{' '.join(jobs[0])}\nKEY=VALUE chooses another, and `parsgd train "
+                "--dry-run -m` with the same arguments lists them"
+            )
+    OmegaConf.set_struct(cfg, False)
+    cfg.pop("hydra", None)
     built = objects.build(cfg, allowed=_allowed(arguments, folder))
     show(built)
     return 0

@@ -24,7 +24,7 @@ from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
-from parsgd.errors import FolderError, UserError, first_line, raised_at
+from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.results.writing import RESULT
 from parsgd.training.evaluate import score_of
 from parsgd.training.train import Observer, Record, fit
@@ -116,8 +116,8 @@ def _run_job(
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
-        outcome = Outcome("failed", _reason(error), isinstance(error, UserError))
-        with cluster.failing(_reason(error)):
+        outcome = Outcome("failed", reason_of(error), isinstance(error, UserError))
+        with cluster.failing(reason_of(error)):
             outcome = _agreed(outcome)
         if not first:
             return outcome
@@ -289,12 +289,6 @@ def _skipped(folder: Path, status: str) -> Outcome:
     job = results.read_job(folder)
     score = score_of(job.best or {})
     return Outcome(status, job.reason, skipped=True, score=score)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{type(error).__name__}: {first_line(error)}{raised_at(error)}"
 
 
 def _now() -> str:

@@ -12,9 +12,10 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra import compose
@@ -26,9 +27,16 @@ from omegaconf import DictConfig, OmegaConf
 from parsgd import cluster
 from parsgd.cli import launchers
 from parsgd.config.messages import explain, is_mistake
+from parsgd.config.objects import check
 from parsgd.errors import UserError
 from parsgd.placement.devices import want_cpu_devices
 from parsgd.words import counted
+
+if TYPE_CHECKING:
+    from parsgd.results import Job
+
+SWEPT = "multirun.yaml"  # Hydra writes it into the folder of a sweep
+REASONS = 3  # that are told where no job has a result
 
 
 class Sweep(Callback):
@@ -49,7 +57,13 @@ class Sweep(Callback):
             raise SystemExit(0)
         try:
             make_devices([config.placement.devices])
-            _make_folder(Path(config.hydra.run.dir), "hydra.run.dir")
+            folder = Path(config.hydra.run.dir)
+            if (folder / SWEPT).is_file():
+                raise UserError(
+                    f"{folder} is the folder of a sweep, and a run in it would count "
+                    "as one of its jobs: choose another with hydra.run.dir=DIR"
+                )
+            _make_folder(folder, "hydra.run.dir")
         except UserError as error:
             if cluster.is_first():
                 print(f"parsgd: {error}", file=sys.stderr)
@@ -70,14 +84,16 @@ class Sweep(Callback):
                 make_devices([config.placement.devices], others)
                 return
             folder = Path(config.hydra.sweep.dir)
+            _refuse_run(folder)
             _refuse_other_sweep(folder, jobs)
             if self._dry_run:
-                _compose_all(config, jobs)
+                list(_composed(config, jobs))
                 _list_jobs(jobs)
                 raise SystemExit(0)
             values = [_override(job, "placement.devices") for job in jobs]
             others = launchers.elsewhere(config.hydra)
             make_devices([config.placement.devices, *values], others)
+            _refuse_if_all_wrong(config, jobs)
             _make_folder(folder, "hydra.sweep.dir")
             if cluster.is_first():
                 print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
@@ -164,6 +180,9 @@ def show_report(
     from parsgd.report import terminal
 
     jobs = results.load(dirs)
+    if not any(job.metrics or job.status == "completed" for job in jobs):
+        _say_nothing_ran(jobs)
+        return len(jobs)
     paths = report.build(dirs, out, target, sort)
     terminal.show(jobs, target, sort=sort)
     bad = [job for job in jobs if job.status != "completed"]
@@ -178,6 +197,20 @@ def show_report(
     return len(bad)
 
 
+def _say_nothing_ran(jobs: Sequence["Job"]) -> None:
+    """How many jobs ended how, and why: there is nothing to tabulate or draw."""
+    counts = Counter(job.status for job in jobs)
+    ended = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print(f"no job has a result, so there is no table: {ended} of {len(jobs)}")
+    reasons = Counter(job.reason or "no reason given" for job in jobs)
+    for reason, number in list(reasons.items())[:REASONS]:
+        first = next(job for job in jobs if (job.reason or "no reason given") == reason)
+        more = f" (and {number - 1} more)" if number > 1 else ""
+        print(f"{first.status}: {first.folder}{more}: {reason}")
+    if len(reasons) > REASONS:
+        print(f"and {counted(len(reasons) - REASONS, 'other reason')}")
+
+
 def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
     if not cluster.is_first():
         return
@@ -186,11 +219,41 @@ def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
         print(f"#{number} {' '.join(job)}".rstrip())
 
 
-def _compose_all(config: DictConfig, jobs: Sequence[Sequence[str]]) -> None:
-    """Find out now which job's config is wrong, as Hydra does before a real sweep."""
+def _composed(
+    config: DictConfig, jobs: Sequence[Sequence[str]]
+) -> Iterator[DictConfig]:
+    """The config of each job; a job's mistakes show where it is composed."""
     common = [str(override) for override in config.hydra.overrides.hydra]
     for job in jobs:
-        compose(config.hydra.job.config_name, overrides=[*common, *job])
+        yield compose(config.hydra.job.config_name, overrides=[*common, *job])
+
+
+def _refuse_if_all_wrong(config: DictConfig, jobs: Sequence[Sequence[str]]) -> None:
+    """Say once what each job would fail with; a mistake of some is theirs alone."""
+    reasons = set()
+    for cfg in _composed(config, jobs):
+        try:
+            check(cfg)
+        except UserError as error:
+            reasons.add(str(error))
+        else:
+            return
+        if len(reasons) > 1:
+            return
+    for reason in reasons:
+        raise UserError(f"{reason} (so in all {counted(len(jobs), 'job')})")
+
+
+def _refuse_run(folder: Path) -> None:
+    """A single run in a sweep's folder would count as one of its jobs."""
+    from parsgd.results.writing import CONFIG, METRICS, RESULT
+
+    if there := [n for n in (CONFIG, METRICS, RESULT) if (folder / n).is_file()]:
+        raise UserError(
+            f"{folder} is the folder of a single run, with a {there[-1]} of its own, "
+            "and the report would count it as a job of this sweep: choose another "
+            "folder with hydra.sweep.dir=DIR"
+        )
 
 
 def _override(job: Sequence[str], key: str) -> Any:

@@ -3,7 +3,10 @@
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
+import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import (
     ConfigCompositionException,
@@ -14,11 +17,20 @@ from hydra.errors import (
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from parsgd.config.choices import choices, conf_dir
-from parsgd.config.overrides import overrides
+from parsgd.config import schema
+from parsgd.config.choices import choices, conf_dir, config_dir
+from parsgd.config.overrides import overrides, searched
 from parsgd.errors import UserError, first_line
 
 _NO_CHOICE = "Config group override must be a string"
+
+_VALUES = {
+    "could not be converted to Integer": "give a whole number",
+    "could not be converted to Float": "give a number",
+    "is not a valid bool": "give true or false",
+    "Cannot convert '.+' to string": "give a word",
+    "is not Optional": "it cannot be null: leave it out to have the default",
+}
 
 # Launchers and sweepers that extras of parsgd bring.
 PLUGINS = {
@@ -63,10 +75,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if match := re.match(r"Could not append to config\. .* '(.+)'", text):
         return f"{match[1]} exists already: leave out the + before it"
     if match := re.match(r"Ambiguous value for argument '(.+)'", text):
-        return (
-            f"{match[1]} gives several values: `parsgd train -m` sweeps over them, and "
-            "[a,b] is one value that is a list"
-        )
+        return _several(match[1], arguments)
     if match := re.match(r"Could not delete from config\. '(.+)' does not", text):
         return (
             f"~{match[1]}: there is nothing to delete: either there is no such key, or "
@@ -78,7 +87,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
         return _not_overridable(match[1], error.__cause__, arguments)
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and cause is not None:
-        text = f"{text}: {first_line(cause)}"
+        text = f"{text}: {_about_value(first_line(cause))}"
     elif isinstance(error, OmegaConfBaseException) and error.full_key:
         text = f"{error.full_key}: {text}"
     return text
@@ -96,9 +105,11 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def _missing(error: MissingConfigException) -> str:
-    wanted = error.missing_cfg_file or ""
+    match = re.search(r"Could not load '(.+?)'", str(error))
+    wanted = error.missing_cfg_file or (match[1] if match else "")
     group, _, name = wanted.rpartition("/")
-    options = sorted(error.options or ())
+    # Hydra names none where a list was given.
+    options = sorted(error.options or choices(conf_dir()).get(group, ()))
     if not group or not (options or name in PLUGINS):
         return first_line(error)
     if group.startswith("hydra/") and name in PLUGINS:
@@ -106,21 +117,63 @@ def _missing(error: MissingConfigException) -> str:
             f"{group}/{name} is a plugin of Hydra's that is not installed: "
             f"pip install 'parsgd[{PLUGINS[name]}]'"
         )
+    return _no_such(group, name, options)
+
+
+def _no_such(group: str, name: str, options: Sequence[str]) -> str:
     return (
         f"{group}={name}: there is no such {group}. Choose one of "
         f"{', '.join(options)}.{nearest(name, options)}"
     )
 
 
+def _several(argument: str, arguments: Sequence[str]) -> str:
+    """Of a list of values without -m; of a key or value that is wrong all the same."""
+    folder, given = config_dir(arguments)
+    firsts = []
+    for override in overrides(given):
+        line = str(override.input_line)
+        if override.is_sweep_override():
+            line = f"{line.partition('=')[0]}={next(override.sweep_string_iterator())}"
+        firsts.append(line)
+    try:
+        GlobalHydra.instance().clear()  # of the command that failed
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            hydra.compose("config", overrides=[*firsts, *searched(folder)])
+    except Exception as error:
+        if not is_mistake(error):
+            raise
+        return explain(error, firsts)
+    return (
+        f"{argument} gives several values: `parsgd train -m` sweeps over them, and "
+        "[a,b] is one value that is a list"
+    )
+
+
+def _about_value(text: str) -> str:
+    """What OmegaConf says of a value of the wrong kind, as what to give instead."""
+    for pattern, wanted in _VALUES.items():
+        if re.search(pattern, text):
+            return wanted
+    if match := re.search(r"is not a subclass of (\w+)\.", text):
+        group = match[1].lower()
+        keys = [f"{group}.{f.name}" for f in fields(getattr(schema, match[1]))]
+        return f"{group} is a group of keys: give one or more of {', '.join(keys)}"
+    return text
+
+
 def _not_overridable(
     key: str, cause: BaseException | None, arguments: Sequence[str]
 ) -> str:
     if key in ("compressor", "feedback"):
+        names = {*choices(conf_dir())["compressor"]}
+        codes = sorted(names & _choices_of("strategy", arguments))
+        both = f", as in strategy=compressed compressor={codes[0]}" if codes else ""
         return (
             f"{key}: the strategy has no exchangeable {key}, so nothing would use it. "
             "Those that have are strategy=compressed, compressed_local_sgd, "
-            "compressed_block_momentum and compressed_diloco; to compare them with "
-            "others sweep each apart, and then `parsgd report DIR DIR`"
+            f"compressed_block_momentum and compressed_diloco{both}; to compare them "
+            "with others sweep each apart, and then `parsgd report DIR DIR`"
         )
     if key == "experiment":
         return "experiment: it is added, not changed: write +experiment=NAME"
@@ -131,7 +184,7 @@ def _not_overridable(
             f"{key}: there is no such group of configs; `parsgd list` shows the groups."
         )
     if "not in" not in str(cause):
-        return f"{key}: {first_line(cause)}"
+        return f"{key}: {_about_value(first_line(cause))}"
     # Of a.b.c it may be b that is missing.
     key = cause.full_key or key
     parent, _, name = key.rpartition(".")

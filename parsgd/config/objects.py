@@ -16,12 +16,13 @@ from parsgd.config.schema import Config, Placement, register
 from parsgd.config.targets import ALLOWED, call, no_target, takes
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
+from parsgd.flat import UNSTORED
 from parsgd.tasks import Task
-from parsgd.training.plan import Plan, make_plan
+from parsgd.training.plan import Plan, check_given, make_plan
 
-SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "seed", "tail")
-SIZES += ("epochs", "samples", "rounds", "micro_batches")
-UNSTORED = ("debug", "cluster", "checkpoint")
+BATCHES = ("worker_batch", "global_batch")
+BUDGETS = ("epochs", "samples", "rounds")
+SIZES = ("workers", "local_steps", *BATCHES, "seed", "tail", *BUDGETS, "micro_batches")
 FIT = ("target_accuracy", "evaluations", "train_examples", "max_bad_rounds")
 FIT += ("check_replicas",)
 
@@ -64,7 +65,6 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     finally:
         register()
     assert isinstance(plain, dict)
-    # How messages are shown and processes found is no part of what was run.
     return {str(key): value for key, value in plain.items() if key not in UNSTORED}
 
 
@@ -78,10 +78,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     Raises:
         UserError: Sizes that do not fit, or calls that cannot be made.
     """
-    first = resolved(cfg)
-    if missing := sorted(OmegaConf.missing_keys(cfg)):
-        raise UserError(f"{missing[0]} must be given, as in {missing[0]}=VALUE")
-    _check_keys(first)
+    first = check(cfg)
     task = call(first["task"], "task", allowed=allowed)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
@@ -98,6 +95,24 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     arguments["devices"] = _devices(config["placement"]["devices"])
     arguments["learning_rate"] = rate if callable(rate) else lambda step: rate
     return Built(config, task, strategy, arguments, facts, tuple(lines))
+
+
+def check(cfg: DictConfig) -> dict[str, Any]:
+    """The config as plain values, if it is whole: what can be said without any call.
+
+    Raises:
+        UserError: A value is missing, a key is unknown, or there are several batch
+            sizes or budgets, or none.
+    """
+    config = resolved(cfg)
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise UserError(f"{missing[0]} must be given, as in {missing[0]}=VALUE")
+    _check_keys(config)
+    batches, budgets = (
+        {key: config[key] for key in keys} for keys in (BATCHES, BUDGETS)
+    )
+    check_given(batches, budgets)
+    return config
 
 
 def _strategy(
@@ -140,6 +155,12 @@ def _check_keys(config: Mapping[str, Any]) -> None:
                 f"{prefix}{missing[0]} has been deleted, but every run has one: leave "
                 f"out ~{prefix}{missing[0]}, or set it to null if it may be absent"
             )
+    model = config["task"].get("model") if isinstance(config["task"], Mapping) else None
+    if isinstance(model, str):
+        raise UserError(
+            f"task.model={model}: a model is chosen with a slash, task/model={model}; "
+            "`parsgd list task/model` shows the choices"
+        )
     if config["train_examples"] < 1:
         raise UserError(
             f"train_examples={config['train_examples']}: must be 1 or more, to measure "
@@ -195,7 +216,14 @@ def _optimizer(
         "scaling": rule.rule,
         "reference_batch": rule.reference_batch,
     } | {f"scaled_{name}": value for name, value in others.items()}
-    return optimizer, rate, facts, _describe(rule, batch, base, factor, others, warmup)
+    lines = _describe(rule, batch, base, factor, others, warmup)
+    if factor != 1 and warmup >= plan.steps:
+        lines.append(
+            f"warning: the warm-up takes {warmup} steps and the run has {plan.steps}, "
+            f"so no step has the full rate of {base * factor:g}: shorten it with "
+            "scaling.warmup_epochs, or raise the budget"
+        )
+    return optimizer, rate, facts, lines
 
 
 def _schedule(node: Mapping[str, Any], allowed: Sequence[str]) -> Any:

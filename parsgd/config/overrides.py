@@ -1,6 +1,7 @@
 """Command lines as Hydra reads them: which arguments are overrides, and quotes."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -20,6 +21,13 @@ def overrides(arguments: Iterable[str]) -> list[Override]:
     """What the overrides among the arguments say."""
     chosen = [a for a in arguments if is_override(a)]
     return OverridesParser.create().parse_overrides(chosen)
+
+
+def searched(folder: Path | None) -> list[str]:
+    """The override that has Hydra look for configs in a folder of the user's too."""
+    if folder is None:
+        return []
+    return [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"]
 
 
 def quoted(text: object) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from parsgd.data.dataset import Dataset
 from parsgd.data.rows import existing_file, from_arrays, split_rows
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 from parsgd.words import counted
 
 
@@ -76,7 +76,15 @@ def _table(
         # Types from the whole file: a late word must not become a null.
         table = pl.read_csv(file, separator=separator, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        raise UserError(f"csv: {file} cannot be read as a table ({error}).") from error
+        raise UserError(
+            f"csv: {file} cannot be read as a table ({first_line(error)}): it needs a "
+            "header line, as many values in each row, UTF-8 text, closed quotes; and "
+            "separator must be the one character between the values."
+        ) from error
+    if table.is_empty():
+        raise UserError(
+            f"csv: {file} has no rows below its header line: add the examples."
+        )
     names = table.columns
     if isinstance(label, int):
         if not -len(names) <= label < len(names):
@@ -96,8 +104,6 @@ def _table(
             f"csv: {file} has the one column {label!r} when separated by "
             f"{separator!r}: set separator, or add columns to learn from."
         )
-    if len(table) == 0:
-        raise UserError(f"csv: {file} has no rows below its header line.")
     for name in names:
         column = table[name]
         bad = column.is_null()

@@ -1,13 +1,15 @@
 """The user's own arrays, from a NumPy archive."""
 
 import functools
+import zlib
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from parsgd.data.dataset import Dataset, check_finite
 from parsgd.data.rows import existing_file, from_arrays, split_rows
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 
 
 def load_npz(
@@ -72,30 +74,48 @@ def _load(
 def _arrays(file: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
     try:
         archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"npz: {file} is no NumPy archive ({error}).") from error
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise UserError(
+            f"npz: {file} is no NumPy archive, or only a part of one "
+            f"({first_line(error)}): write it by np.savez."
+        ) from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise UserError(f"npz: {file} is one array without keys: write it by savez.")
+        raise UserError(f"npz: {file} is one array without keys: write it by np.savez.")
     with archive:
         arrays = []
         for key in keys:
             if key not in archive.files:
+                there = ", ".join(archive.files) or "none at all"
                 raise UserError(
-                    f"npz: {file} has no array {key!r}; it has "
-                    f"{', '.join(archive.files)}: set x and y to two of these."
+                    f"npz: {file} has no array {key!r}; it has {there}: set task.x and "
+                    "task.y (in a script, x and y) to the keys of inputs and labels."
                 )
             try:
                 arrays.append(archive[key])
+                if not isinstance(arrays[-1], np.ndarray):
+                    raise BadZipFile("not an array")
+            except (BadZipFile, zlib.error, EOFError, OSError) as error:
+                raise UserError(
+                    f"npz: array {key!r} of {file} is damaged ({first_line(error)}): "
+                    "write the file again, by np.savez."
+                ) from error
             except ValueError as error:
                 raise UserError(
                     f"npz: array {key!r} of {file} holds Python objects: convert it "
                     "to numbers (or labels to strings) before saving."
                 ) from error
     for key, array in zip(keys[::2], arrays[::2], strict=True):
-        if array.dtype.kind not in "biuf" or array.ndim < 2:
+        if array.dtype.kind not in "biuf" or array.ndim < 2 or array.size == 0:
             raise UserError(
-                f"npz: array {key!r} is {array.dtype}{array.shape}: inputs must be "
-                "real numbers, one row per example: [N, features] or [N, h, w, c]."
+                f"npz: array {key!r} of {file} is {array.dtype} of shape "
+                f"{array.shape}: inputs must be real numbers, one row per example: "
+                "[N, features] or [N, h, w, c], none of them 0."
             )
         check_finite(array, f"npz: array {key!r} of {file}")
+    for key, array in zip(keys[1::2], arrays[1::2], strict=True):
+        if array.ndim == 0:
+            raise UserError(
+                f"npz: array {key!r} of {file} is one number: labels are one per "
+                "example, [N]."
+            )
     return arrays

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from parsgd.data.dataset import Dataset, Split, Standardize, as_floats, shared
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_whole
 from parsgd.words import counted
 
 
@@ -35,6 +35,11 @@ def from_arrays(
     """
     values, (y_train, y_test) = _class_ids(name, train[1], test[1])
     x_train, x_test = train[0], test[0]
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise UserError(
+            f"{name}: a training example is of shape {x_train.shape[1:]}, a test "
+            f"example of {x_test.shape[1:]}: give both the same columns or pixels."
+        )
     prepare = as_floats
     if x_train.dtype == x_test.dtype == np.uint8:
         if standardize:
@@ -64,8 +69,10 @@ def existing_file(path: str | Path, source: str) -> Path:
     """The path of a file that exists, absolute; ``source`` names who asks for it."""
     file = Path(path).expanduser().absolute()
     if not file.is_file():
+        folder = " (it is a folder)" if file.is_dir() else ""
         raise UserError(
-            f"{source}: there is no file {file}: set path to an existing one."
+            f"{source}: there is no file {file}{folder}: set task.path (in a script, "
+            "path) to an existing one."
         )
     return file
 
@@ -90,6 +97,7 @@ def split_rows(
             f"{name}: {counted(len(x), 'input')} but {counted(len(y), 'label')}: each "
             "example needs exactly one of each."
         )
+    check_whole("split_seed", seed, 0)
     held_out = round(len(x) * test_fraction)
     if not 0 < test_fraction < 1 or not 0 < held_out < len(x):
         raise UserError(
@@ -109,11 +117,14 @@ def _class_ids(
     for y in labels:
         if y.ndim != 1:
             raise UserError(
-                f"{name}: labels of shape {y.shape}: give one class per example."
+                f"{name}: labels of shape {y.shape}: give one class per example, as an "
+                "array of shape [N]."
             )
         if y.dtype.kind == "f":
             if not np.isfinite(y).all():
-                raise UserError(f"{name}: some labels are NaN: remove those examples.")
+                raise UserError(
+                    f"{name}: some labels are NaN or infinite: remove those examples."
+                )
             if (y != np.round(y)).any():
                 raise UserError(
                     f"{name}: labels such as {y[y != np.round(y)][0]} are not whole "
@@ -123,6 +134,12 @@ def _class_ids(
             raise UserError(
                 f"{name}: labels are {y.dtype}: use whole numbers or strings."
             )
+    if len({y.dtype.kind == "U" for y in labels}) > 1:
+        raise UserError(
+            f"{name}: training labels are {labels[0].dtype}, test labels "
+            f"{labels[1].dtype}, so no class is in both: give both as numbers or both "
+            "as words."
+        )
     values, ids = np.unique(np.concatenate(labels), return_inverse=True)
     ids = ids.astype(np.int32)
     ends = np.cumsum([len(y) for y in labels])[:-1]

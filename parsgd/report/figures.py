@@ -1,7 +1,10 @@
 """PNG figures of a study, drawn on figures of their own: no pyplot, no global state."""
 
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,14 +28,15 @@ from parsgd.report.study import (
     scaling_lines,
 )
 from parsgd.report.style import (
-    COLORS,
     MPL_DASHES,
     MPL_FILLS,
     MPL_MARKERS,
     workers_of,
 )
+from parsgd.words import counted
 
 LINES = 16  # more lines in a still picture cannot be followed
+WRAP = 60  # characters in a line of the legend
 MEASURES = {"test_accuracy": "test accuracy", "test_loss": "test loss"}
 
 
@@ -93,9 +97,8 @@ def convergence(part: Part) -> Figure | None:
     )
     goal = f"; dashed: target {part.target.value:g}" if part.target.value else ""
     text = f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}"
-    # From the left: in the middle a long one would run into the legend.
     figure.suptitle(text, x=0.01, ha="left", fontsize=11)
-    _legend(figure, entries)
+    _legend(figure, [*_names(entries), *_workers(entries), *_details(entries)])
     return figure
 
 
@@ -106,14 +109,16 @@ def throughput(part: Part) -> Figure | None:
         return None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for line in lines.values():
+    handles = []
+    for name, line in lines.items():
         look = line[0].look
-        axes.plot(
+        handles += axes.plot(
             [workers_of(e.group) for e in line],
             [e.row["samples_per_second"] for e in line],
             color=look.color,
             marker="o",
             fillstyle=MPL_FILLS[look.variant],
+            label=name,
         )
     counts = sorted({workers_of(e.group) for line in lines.values() for e in line})
     if counts[0] > 0:
@@ -125,7 +130,7 @@ def throughput(part: Part) -> Figure | None:
     axes.set_ylim(bottom=0)
     _finish(axes, "workers", "samples/s")
     axes.set_title(f"{part.task}: training throughput", loc="left", fontsize=10)
-    _legend(figure, [e for line in lines.values() for e in line], workers=False)
+    _legend(figure, handles)
     return figure
 
 
@@ -157,7 +162,7 @@ def pareto(part: Part) -> Figure | None:
     _finish(axes, "training time of the run (s)", "final test accuracy")
     text = f"{part.task}: joined where no other is both faster and better"
     axes.set_title(text, loc="left", fontsize=10)
-    _legend(figure, entries)
+    _legend(figure, [*_names(entries), *_workers(entries), *_details(entries)])
     return figure
 
 
@@ -191,35 +196,62 @@ def _finish(axes: Axes, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(figure: Figure, entries: Sequence[Entry], *, workers: bool = True) -> None:
-    """What colours, dashes and fills stand for, rather than one line per curve."""
-    strategies = {e.group.strategy: e.look.color for e in entries}
-    handles = [
-        Line2D([], [], color=color, lw=3, label=name)
-        for name, color in sorted(strategies.items())
+def _names(entries: Sequence[Entry]) -> list[Line2D]:
+    """What colours stand for; with a fill where two names have the same."""
+    looks = {e.look.name: e.look for e in entries}
+    times = Counter(look.color for look in looks.values())
+    return [
+        _handle(name, color=look.color, lw=3)
+        if times[look.color] == 1
+        else _handle(
+            name, color=look.color, marker="o", fillstyle=MPL_FILLS[look.variant]
+        )
+        for name, look in looks.items()
     ]
-    if workers:
-        counts = {workers_of(e.group): e.look.workers for e in entries}
-        handles += [
-            Line2D([], [], color="0.3", ls=MPL_DASHES[i], marker=MPL_MARKERS[i], ms=4)
-            for _, i in sorted(counts.items())
-        ]
-        for handle, count in zip(handles[-len(counts) :], sorted(counts), strict=True):
-            handle.set_label(f"{count} worker{'s' if count != 1 else ''}")
-    fills = {_varied(e): e.look.variant for e in entries if e.group.varied}
-    if 1 < len(fills) <= len(MPL_FILLS):
-        handles += [
-            Line2D(
-                [], [], color="0.3", ls="", marker="o", fillstyle=MPL_FILLS[i], label=n
-            )
-            for n, i in fills.items()
-        ]
-    if len(strategies) <= len(COLORS):
-        figure.legend(handles=handles, loc="outside right upper", frameon=False)
 
 
-def _varied(entry: Entry) -> str:
-    return ", ".join(f"{key}={value}" for key, value in entry.group.varied.items())
+def _workers(entries: Sequence[Entry]) -> list[Line2D]:
+    """What dashes and symbols stand for."""
+    counts = {workers_of(e.group): e.look.workers for e in entries}
+    return [
+        _handle(counted(n, "worker"), ls=MPL_DASHES[i], marker=MPL_MARKERS[i], ms=4)
+        for n, i in sorted(counts.items())
+    ]
+
+
+def _details(entries: Sequence[Entry]) -> list[Line2D]:
+    """What fills stand for, if there are several."""
+    fills = {e.look.detail: e.look.variant for e in entries}
+    if len(fills) < 2:
+        return []
+    return [
+        _handle(text or "otherwise", ls="", marker="o", fillstyle=MPL_FILLS[i])
+        for text, i in fills.items()
+    ]
+
+
+def _handle(label: str, **look: Any) -> Line2D:
+    handle = Line2D([], [], color="0.3", label=label)
+    handle.set(**look)
+    return handle
+
+
+def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Below the plots, in as many columns as fit; the figure grows by its height."""
+    labels = [textwrap.fill(str(handle.get_label()), WRAP) for handle in handles]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    width, height = figure.get_size_inches()
+    columns = max(1, min(5, int(width * 12 / (longest + 6)), len(labels)))
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure.set_size_inches(width, height + 0.2 * (1 + -(-lines // columns)))
+    figure.legend(
+        handles=handles,
+        labels=labels,
+        loc="outside lower left",
+        ncols=columns,
+        frameon=False,
+        fontsize=9,
+    )
 
 
 def _safe(name: str) -> str:

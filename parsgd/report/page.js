@@ -73,7 +73,7 @@ const parsgd = (() => {
   const drawAll = () => Promise.all(Object.entries(figures).map(([id, f]) => draw(id, f)));
 
   function mark(key, value) {
-    if (key === "strategy") {
+    if (key === "strategy" && colors[value]) {
       const swatch = document.createElement("span");
       swatch.className = "swatch";
       swatch.style.background = colors[value];

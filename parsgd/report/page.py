@@ -19,7 +19,7 @@ from parsgd.report.plots import LINES, about, facets, key_of, plots
 from parsgd.report.study import Part, Study, curves_of, drawn
 from parsgd.report.style import DASHES, worker_counts
 from parsgd.results import COLUMNS
-from parsgd.results.export import size
+from parsgd.results.export import MISSING, size
 from parsgd.words import counted
 
 NOTES = {
@@ -47,7 +47,7 @@ def render(study: Study) -> str:
             key_of(e): {"facets": facets(e), "about": about(e)} for e in _entries(study)
         },
         "facets": _facets(study),
-        "colors": {e.group.strategy: e.look.color for e in _entries(study)},
+        "colors": _colors(study),
         "dashes": _dashes(study),
     }
     return Template(_asset("page.html")).substitute(
@@ -139,7 +139,7 @@ def _facets(study: Study) -> dict[str, list[str]]:
     ]
     kept: dict[str, list[str]] = {}
     for key in dict.fromkeys(key for one in named for key in one):
-        values = sorted({one.get(key, "none") for one in named}, key=_by_number)
+        values = sorted({one.get(key, MISSING) for one in named}, key=_by_number)
         follows = any(
             len({(one.get(other), one.get(key)) for one in named}) == len(kept[other])
             for other in kept
@@ -154,6 +154,14 @@ def _by_number(text: str) -> tuple[float, str]:
         return float(text), text
     except ValueError:
         return float("inf"), text
+
+
+def _colors(study: Study) -> dict[str, str]:
+    """Of strategies that have one: those of several are told by the hover."""
+    found: dict[str, set[str]] = {}
+    for entry in _entries(study):
+        found.setdefault(entry.group.strategy, set()).add(entry.look.color)
+    return {name: min(own) for name, own in found.items() if len(own) == 1}
 
 
 def _dashes(study: Study) -> dict[str, str]:

@@ -23,6 +23,7 @@ from parsgd.report.study import (
     scaling_lines,
 )
 from parsgd.report.style import FILLS, workers_of
+from parsgd.results.export import MISSING
 
 LINES = 36  # on one plot; the filters thin them out
 CROWD = 16  # more lines than this are drawn thinner
@@ -62,7 +63,7 @@ def facets(entry: Entry) -> dict[str, str]:
     }
     named = {"strategy": g.strategy, "task": g.task, **g.varied, **sizes}
     return {
-        key: "none" if value is None else str(value) for key, value in named.items()
+        key: MISSING if value is None else str(value) for key, value in named.items()
     }
 
 

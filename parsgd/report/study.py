@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from parsgd.report.style import Look, looks, workers_of
+from parsgd.report.style import Look, looks, short, workers_of
 from parsgd.results import Group, Job, Target, group, targets
-from parsgd.results.groups import mean_sem
+from parsgd.results.groups import SIZES, mean_sem
 from parsgd.results.ranking import check_sort, rank
 from parsgd.results.table import table_of_groups
 
@@ -207,18 +207,21 @@ def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Entries with a throughput, as lines over the worker count, by name."""
     timed = [e for e in entries if e.row["samples_per_second"] is not None]
     for keys in ((), ("local_steps",), ("local_steps", "global_batch")):
-        lines: dict[str, list[Entry]] = {}
+        lines: dict[tuple[str, ...], list[Entry]] = {}
         for entry in timed:
             g = entry.group
             named = [f"{key}={value}" for key, value in g.varied.items()]
-            named += [f"{key.replace('_', ' ')} {g.setting(key)}" for key in keys]
-            lines.setdefault(", ".join([g.strategy, *named]), []).append(entry)
+            named += [f"{SIZES[key]}={g.setting(key)}" for key in keys]
+            lines.setdefault((g.strategy, *named), []).append(entry)
         sizes = [[workers_of(e.group) for e in line] for line in lines.values()]
         if all(len(set(line)) == len(line) for line in sizes):
             break  # one point per worker count
+    details = short([named for _, *named in lines])
     return {
-        name: sorted(line, key=lambda e: workers_of(e.group))
-        for name, line in lines.items()
+        ", ".join(filter(None, [strategy, detail])): sorted(
+            line, key=lambda e: workers_of(e.group)
+        )
+        for ((strategy, *_), line), detail in zip(lines.items(), details, strict=True)
     }
 
 

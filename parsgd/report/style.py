@@ -1,6 +1,13 @@
-"""One colour per strategy, one dash and symbol per worker count, on every plot."""
+"""How a configuration is drawn, the same on every plot.
 
-from collections.abc import Sequence
+One dash and symbol per worker count, one colour per strategy, and a fill of the symbol
+for what else varies. Where that has more values than there are fills, the colour stands
+for strategy and values together.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from parsgd.results import Group
@@ -28,11 +35,21 @@ MPL_FILLS = ("full", "none", "left")
 
 
 class Look(NamedTuple):
-    """How one configuration is drawn: indices into the tables above."""
+    """How one configuration is drawn.
+
+    Attributes:
+        color: Of the strategy, or of ``name`` where that is more.
+        workers: Index of dash and symbol in the tables above.
+        variant: Index of the fill.
+        name: What the colour stands for.
+        detail: What the fill stands for; nothing where it is in the name.
+    """
 
     color: str
     workers: int
-    variant: int  # which of what varies besides strategy and workers
+    variant: int
+    name: str
+    detail: str = ""
 
     @property
     def line(self) -> dict[str, Any]:
@@ -47,17 +64,48 @@ class Look(NamedTuple):
 
 def looks(groups: Sequence[Group]) -> list[Look]:
     """The look of every configuration; more kinds than looks start over."""
-    strategies = sorted({g.strategy for g in groups})
     counts = worker_counts(groups)
-    variants = list(dict.fromkeys(_variant(g) for g in groups))
-    return [
-        Look(
-            color=COLORS[strategies.index(g.strategy) % len(COLORS)],
-            workers=counts.index(workers_of(g)) % len(DASHES),
-            variant=variants.index(_variant(g)) % len(FILLS),
-        )
-        for g in groups
+    details = short([g.traits for g in groups])
+    variants = list(dict.fromkeys(details))
+    whole = len(variants) > len(FILLS)
+    named = [
+        ", ".join(filter(None, [g.strategy, detail if whole else ""]))
+        for g, detail in zip(groups, details, strict=True)
     ]
+    names = sorted(set(named), key=_naturally)
+    looks = []
+    for g, name, detail in zip(groups, named, details, strict=True):
+        again, color = divmod(names.index(name), len(COLORS))
+        look = Look(
+            color=COLORS[color],
+            workers=counts.index(workers_of(g)) % len(DASHES),
+            variant=(again if whole else variants.index(detail)) % len(FILLS),
+            name=name,
+            detail="" if whole else detail,
+        )
+        looks.append(look)
+    return looks
+
+
+def short(traits: Sequence[Iterable[str]]) -> list[str]:
+    """What tells configurations apart, without the first parts of keys if they can go.
+
+    Example:
+        >>> short([["strategy.eta=0.5"], ["strategy.eta=0.9", "H=4"], []])
+        ['eta=0.5', 'eta=0.9, H=4', '']
+    """
+
+    def tail(key: str) -> str:
+        return key.removesuffix("._target_").rpartition(".")[2]
+
+    keys = {text.partition("=")[0] for one in traits for text in one}
+    times = Counter(map(tail, keys))
+
+    def shortened(text: str) -> str:
+        key, _, value = text.partition("=")
+        return f"{tail(key) if times[tail(key)] == 1 else key}={value}"
+
+    return [", ".join(map(shortened, one)) for one in traits]
 
 
 def workers_of(group: Group) -> int:
@@ -71,5 +119,7 @@ def worker_counts(groups: Sequence[Group]) -> list[int]:
     return sorted({workers_of(g) for g in groups})
 
 
-def _variant(group: Group) -> str:
-    return str(sorted(group.varied.items(), key=lambda item: item[0]))
+def _naturally(text: str) -> list[tuple[float, str]]:
+    """Sort key by which H=16 comes after H=4."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(p), "") if i % 2 else (-1.0, p) for i, p in enumerate(parts)]

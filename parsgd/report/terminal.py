@@ -68,12 +68,13 @@ def show(
 
 
 def naming(table: pl.DataFrame) -> list[str]:
-    """The columns that tell the configurations apart, and no more than that."""
+    """The columns that tell the configurations apart, and the workers in any case."""
     names = ["strategy"]
     varied = [name for name in table.columns if name not in COLUMNS]
     for name in ("task", *varied, "workers", "local_steps", "global_batch"):
         longer = [*names, name]
-        if table.select(longer).n_unique() > table.select(names).n_unique():
+        differ = table.select(longer).n_unique() > table.select(names).n_unique()
+        if name == "workers" or differ:
             names = longer
     return names
 

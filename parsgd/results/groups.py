@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from parsgd.flat import leaves, under
+from parsgd.flat import UNSTORED, leaves, under
 from parsgd.results.reading import Job
 
 # Settings with a column of their own, and how a label spells them.
 SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
 _OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
+RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
 
 
 class Group(NamedTuple):
@@ -22,6 +23,7 @@ class Group(NamedTuple):
 
     task: str
     strategy: str
+    traits: tuple[str, ...]  # what tells it apart besides strategy and workers
     varied: dict[str, Any]  # what varies across the sweep and has no column of its own
     jobs: tuple[Job, ...]
     repeats: int  # jobs set aside because a later one repeats their seed
@@ -89,6 +91,7 @@ def _groups_of_task(task: str, sets: list[list[Job]]) -> list[Group]:
         Group(
             task=task,
             strategy=_choice(jobs[0], "strategy"),
+            traits=(),
             varied={key: _value(jobs[0], key) for key in keys},
             jobs=jobs,
             repeats=len(same) - len(jobs),
@@ -117,8 +120,13 @@ def _labelled(groups: list[Group]) -> list[Group]:
         ]
         if len(set(map(tuple, longer))) > len(set(map(tuple, names))):
             names = longer
+    workers = f"{SIZES['workers']}="
     return [
-        g._replace(label=", ".join(name)) for g, name in zip(groups, names, strict=True)
+        g._replace(
+            label=", ".join(name),
+            traits=tuple(text for text in name[1:] if not text.startswith(workers)),
+        )
+        for g, name in zip(groups, names, strict=True)
     ]
 
 
@@ -151,7 +159,9 @@ def _own(job: Job) -> dict[str, Any]:
     A resolved config says the seed again wherever a call takes it, and what
     ``compressor`` and ``feedback`` are again inside the strategy that uses them.
     """
-    config = dict(job.config)
+    config = {key: x for key, x in job.config.items() if key not in UNSTORED}
+    if resumed := _resumed(job):
+        config[RESUMED] = resumed
     if isinstance(config.get("feedback"), Mapping):
         strategy, feedback = config.get("strategy"), config["feedback"]
         if isinstance(strategy, Mapping):
@@ -200,19 +210,36 @@ def _varying(jobs: list[Job]) -> list[str]:
         for key in dict.fromkeys(key for one in asked for key in one)
         if key not in _OWN
         and not key.startswith("hydra")
+        and not under(key, UNSTORED)
         and len({one.get(key) for one in asked}) > 1
     ]
+    if any(map(_resumed, jobs)):
+        keys.append(RESUMED)  # said even where it tells nothing apart
     columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
     configs = [leaves(_own(job)) for job in jobs]
     strategies = [_choice(job, "strategy") for job in jobs]
+    called: dict[str, tuple[str, ...]] = {}  # groups that are told by what they call
     for key in dict.fromkeys(key for config in configs for key in config):
-        if key in _OWN or key == "strategy._target_" or under(key, keys):
+        others = [other for other in keys if other not in called]
+        if key in _OWN or key == "strategy._target_" or under(key, others):
             continue
         column = tuple(str(config.get(key)) for config in configs)
-        if column not in columns and _differs(key, configs, strategies):
-            keys.append(key)
-            columns.add(column)
+        group, _, argument = key.partition(".")
+        if group in called and _follows(column, called[group]):
+            continue
+        if column in columns or not _differs(key, configs, strategies):
+            continue
+        if argument == "_target_" and group not in _OWN:
+            # In the words of an override, as scaling=linear is.
+            key, called[group] = group, column
+        keys.append(key)
+        columns.add(column)
     return keys
+
+
+def _follows(column: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether the one value of each row is known from the other."""
+    return len({*zip(column, other, strict=True)}) == len({*other})
 
 
 def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
@@ -225,7 +252,18 @@ def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
     return any(len(values) > 1 for values in within.values())
 
 
+def _resumed(job: Job) -> str | None:
+    """Of a run that went on with other numbers of workers: all of them, in order."""
+    before = job.summary.get("earlier_workers")
+    if not before:
+        return None
+    counts = [*(count for count, _ in before), job.summary.get("workers")]
+    return f"{' -> '.join(map(str, counts))} workers"
+
+
 def _value(job: Job, key: str) -> Any:
+    if key == RESUMED:
+        return _resumed(job)
     asked = overrides(job).get(key)
     if asked is None:
         value = job.config
@@ -234,6 +272,8 @@ def _value(job: Job, key: str) -> Any:
         # An override group such as ``scaling`` resolves to the call that it names.
         if isinstance(value, Mapping):
             return _choice(job, key)
+        if key == "schedule" and value is None:
+            return "constant"  # the choice that is null
         return json.dumps(value) if isinstance(value, list) else value
     try:
         return int(asked)

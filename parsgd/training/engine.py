@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from parsgd import cluster, comm, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
-from parsgd.errors import UserError
+from parsgd.errors import UserError, stage
 from parsgd.lanes import in_turn, shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement, better_in_turn, place, prepare
@@ -230,7 +230,8 @@ class Engine:
         key = (phase, "readout")
         if key not in self._programs:
             args = (self.worker.stored(self.worker.spec, self.shared),)
-            out = shared_outputs(fn, self.worker.workers, args, (self.shared,))
+            with stage("readout"):
+                out = shared_outputs(fn, self.worker.workers, args, (self.shared,))
             _check_readout(*out)
             self._programs[key] = self._compile(
                 fn, (self.shared,), out, (state,), "readout"

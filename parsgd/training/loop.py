@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from parsgd import errors
 from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
@@ -30,6 +31,7 @@ class Loop:
         observer: Is told.
         check_replicas: Whether to compare devices after each dispatch.
         target_accuracy: Where to stop, or None.
+        earlier_workers: See the function of that name.
 
     Attributes:
         history: One record per evaluation.
@@ -47,7 +49,9 @@ class Loop:
         observer: "Observer",
         check_replicas: bool = False,
         target_accuracy: float | None = None,
+        earlier_workers: Sequence[Sequence[int]] = (),
     ):
+        self._earlier = earlier_workers
         self._plan, self._parts, self._engine, self._meter = plan, parts, engine, meter
         self._evaluate, self._keeper, self._observer = evaluate, keeper, observer
         self._check_replicas, self._target = check_replicas, target_accuracy
@@ -138,10 +142,24 @@ class Loop:
             "global_batch": plan.order.global_batch,
             "phase": meter.phase,
             "origin": [*plan.origin],
+            "earlier_workers": [*self._earlier],
             "counts": meter.counts(),
             "history": [*self.history],
         }
         self._keeper.save(self._state, self._engine, meta)
+
+
+def earlier_workers(meta: Mapping[str, Any], workers: int) -> list[list[int]]:
+    """Other numbers of workers that a run had, each with the step until which.
+
+    Args:
+        meta: What is stored with the checkpoint that the run goes on from.
+        workers: How many go on.
+    """
+    before = [*meta.get("earlier_workers", ())]
+    if meta["workers"] == workers:
+        return before
+    return [*before, [meta["workers"], meta["step"]]]
 
 
 def resumed_plan(
@@ -192,7 +210,8 @@ class Evaluation:
         """The scores of what ``state`` reads out as."""
         start = time.perf_counter()
         self.model = self._engine.readout(state, phase)
-        test, train = self._test(*self.model), self._train(*self.model)
+        with errors.stage("evaluation"):
+            test, train = self._test(*self.model), self._train(*self.model)
         scores = {"train_loss": train["loss"]}
         scores |= {f"test_{name}": value for name, value in test.items()}
         # Processes on unlike machines may differ in the last bit, and in what they do.

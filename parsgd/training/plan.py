@@ -6,8 +6,8 @@ of each worker, so that runs with equal budgets see equally many samples.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,12 +163,10 @@ def make_plan(
             raise UserError(f"{name}={value!r}: must be a whole number")
     if local_steps < 1:
         raise UserError(f"local_steps={local_steps}: must be 1 or more")
-    if (worker_batch is None) == (global_batch is None):
-        raise UserError(
-            "give exactly one batch size: worker_batch (per worker; the global batch "
-            "grows with workers) or global_batch (of all workers; fixed). Got "
-            f"worker_batch={worker_batch} and global_batch={global_batch}"
-        )
+    check_given(
+        {"worker_batch": worker_batch, "global_batch": global_batch},
+        {"epochs": epochs, "samples": samples, "rounds": rounds},
+    )
     if global_batch is not None:
         order = Order.of_global_batch(
             examples=examples,
@@ -195,15 +193,30 @@ def make_plan(
     return Plan(order, local_steps, steps)
 
 
+def check_given(batches: Mapping[str, Any], budgets: Mapping[str, Any]) -> None:
+    """Refuse none or several of what exactly one is to be given of.
+
+    Args:
+        batches: The two batch sizes by name, None where not given.
+        budgets: The three budgets.
+
+    Raises:
+        UserError: Says which are given, and how one is taken back.
+    """
+    batch = "batch size: worker_batch (per worker) or global_batch (of all workers)"
+    budget = "budget: epochs, samples (of all workers) or rounds"
+    for kinds, wanted in ((batches, batch), (budgets, budget)):
+        given = {k: v for k, v in kinds.items() if v is not None}
+        if len(given) != 1:
+            got = ", ".join(f"{k}={v}" for k, v in given.items()) or "none"
+            null = " or ".join(f"{k}=null" for k in given)
+            more = f": take back what is not meant, with {null}" if null else ""
+            raise UserError(f"give exactly one {wanted}. Got {got}{more}")
+
+
 def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
     given = {"epochs": epochs, "samples": samples, "rounds": rounds}
-    given = {k: v for k, v in given.items() if v is not None}
-    if len(given) != 1:
-        raise UserError(
-            "give exactly one budget: epochs, samples (of all workers) or rounds. Got "
-            + (", ".join(f"{k}={v}" for k, v in given.items()) or "none")
-        )
-    ((name, value),) = given.items()
+    ((name, value),) = ((k, v) for k, v in given.items() if v is not None)
     if not value > 0 or not math.isfinite(value):
         raise UserError(f"{name}={value}: the budget must be positive")
     if name == "epochs":

@@ -17,7 +17,7 @@ from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
-from parsgd.training.loop import Evaluation, Loop, resumed_plan
+from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
 from parsgd.training.plan import Plan, make_plan, segments
 
@@ -212,8 +212,9 @@ def fit(
             micro_batches=micro_batches,
         )
         key = jax.random.key(seed)
-        resumed = keeper.restore(engine, key)
+        resumed, earlier = keeper.restore(engine, key), []
         if resumed:
+            earlier = earlier_workers(resumed.meta, plan.order.workers)
             plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
             if plan.steps != resumed.meta["steps"]:
                 keeper.lines.append(
@@ -221,7 +222,7 @@ def fit(
                 )
         parts = segments(plan, schedule)
         meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
-        summary = meter.summary()
+        summary = meter.summary() | {"earlier_workers": earlier}
         observer.start(summary, [*plan.describe(), engine.describe(), *keeper.lines])
         history: list[Record] = []
         if resumed:
@@ -239,6 +240,7 @@ def fit(
             observer=observer,
             check_replicas=check_replicas,
             target_accuracy=target_accuracy,
+            earlier_workers=earlier,
         )
         loop.run(resumed.state if resumed else engine.init(key), history, evaluations)
 

@@ -11,7 +11,7 @@ from parsgd import traffic
 from parsgd.comm import DEVICES
 from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
 from parsgd.data.order import Order
-from parsgd.errors import UserError
+from parsgd.errors import UserError, stage
 from parsgd.lanes import shared_outputs
 from parsgd.tasks import Batch, Task
 
@@ -51,13 +51,19 @@ class Worker:
         self._micro_batches = micro_batches
         self._weighted = order.indices(0, 0)[1] is not None
         key = jax.random.key(0)
-        self.init_spec = (*jax.eval_shape(task.init, key), jax.eval_shape(lambda: key))
-        _check_params(self.init_spec[0])
-        _, self.spec = self._traced(self.init, *self.init_spec)
+        with stage("init of the model"):
+            made = jax.eval_shape(task.init, key)
+        self.init_spec = (*made, jax.eval_shape(lambda: key))
+        _check_params(made[0])
+        with stage("init"):
+            _, self.spec = self._traced(self.init, *self.init_spec)
         for phase in self.phases:
             self._check(phase)
+        with stage("loss"):
+            self._check_loss()
         self._union = self._union_allowed()
-        self.shared = self._shared()
+        with stage("round"):
+            self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
         self.identical = all(all(jax.tree.leaves(s.params)) for s in self.within)
 
@@ -169,7 +175,8 @@ class Worker:
     def _check(self, phase: Phase) -> None:
         strategy = phase.strategy
         pair = (self.spec.params, self.spec.strategy)
-        _, own = self._traced(strategy.init, pair[0])
+        with stage("init"):
+            _, own = self._traced(strategy.init, pair[0])
         if jax.tree.structure(own) != jax.tree.structure(pair[1]):
             raise UserError(
                 f"the phase that starts at step {phase.start} keeps another state than "
@@ -178,7 +185,8 @@ class Worker:
                 "phases share one state"
             )
         try:
-            _, after = self._traced(strategy.local, pair[0], pair[1], pair[0])
+            with stage("local"):
+                _, after = self._traced(strategy.local, pair[0], pair[1], pair[0])
         except TypeError as error:
             if "required keyword-only argument" not in str(error):
                 raise
@@ -187,8 +195,15 @@ class Worker:
                 "on gradients, its state and parameters only"
             ) from error
         _check_kept("local", pair, after)
-        _, after = self._traced(strategy.sync, *pair)
+        with stage("sync"):
+            _, after = self._traced(strategy.sync, *pair)
         _check_kept("sync", pair, after)
+
+    def _check_loss(self) -> None:
+        """Have a loss that fails do so by itself, not within a round."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        args = (self.spec.params, self.spec.model, self._batch_spec(), key)
+        jax.make_jaxpr(self.task.loss, axis_env=[(DEVICES, self.workers)])(*args)
 
     def _union_allowed(self) -> bool:
         """Whether lanes' batches may be one: no state, no randomness, no coupling."""
