@@ -274,21 +274,6 @@ def test_runs_outside_the_main_thread_save_too(tmp_path, monkeypatch):
     assert steps_in(tmp_path / "a") == [15, 18]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"keep_last": 0}, "checkpoint.keep_last=0"),
-        ({"keep_best": -1}, "checkpoint.keep_best=-1"),
-        ({"every": 0}, "checkpoint.rounds=0"),
-        ({"every_minutes": 0}, "checkpoint.minutes=0"),
-    ],
-)
-def test_wrong_settings_are_named(tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        fit(tmp_path / "a", **options)
-    assert not (tmp_path / "a").exists()
-
-
 def test_checkpoints_are_of_the_right_kind():
     with pytest.raises(UserError, match="checkpoints is a str"):
         parsgd.fit(

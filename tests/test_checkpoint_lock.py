@@ -1,4 +1,4 @@
-"""What a user's own files in a folder of checkpoints are taken for."""
+"""What is refused before a folder of checkpoints is touched."""
 
 import shutil
 
@@ -26,3 +26,19 @@ def test_only_plain_numbers_are_steps(tmp_path):
     with pytest.raises(UserError, match="something else than checkpoints"):
         fit(tmp_path / "a")
     assert run.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_last": 0}, "checkpoint.keep_last=0"),
+        ({"step": "abc"}, "checkpoint.step=abc"),
+        ({"keep_best": -1}, "checkpoint.keep_best=-1"),
+        ({"every": 0}, "checkpoint.rounds=0"),
+        ({"every_minutes": 0}, "checkpoint.minutes=0"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()

@@ -80,3 +80,8 @@ def check(settings: Checkpoints) -> None:
         raise UserError(f"checkpoint.minutes={minutes}: give a number above 0, or null")
     check_whole("checkpoint.keep_last", settings.keep_last)
     check_whole("checkpoint.keep_best", settings.keep_best, 0)
+    step = str(settings.step)
+    if step not in ("latest", "best") and not (step.isascii() and step.isdecimal()):
+        raise UserError(
+            f"checkpoint.step={step}: give latest, best, or a number of steps"
+        )

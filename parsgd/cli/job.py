@@ -25,6 +25,7 @@ from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
+from parsgd.flat import UNSTORED
 from parsgd.results.writing import RESULT
 from parsgd.training.evaluate import score_of
 from parsgd.training.train import Observer, Record, fit
@@ -269,7 +270,7 @@ def _as_stored(cfg: DictConfig) -> dict[str, Any]:
     except UserError:
         # It fails again when the job is built, and that is reported. What leads nowhere
         # is stored as it was written.
-        return {str(key): _as_written(cfg, key) for key in cfg if key != "debug"}
+        return {str(key): _as_written(cfg, key) for key in cfg if key not in UNSTORED}
 
 
 def _as_written(cfg: DictConfig, key: Any) -> Any:
