@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench lab notebooks clean
+.PHONY: help demo test test-fast lint docs bench lab notebooks clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
@@ -28,6 +28,9 @@ lint: $(READY)  ## formatting, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+docs: $(READY)  ## check the documents: their commands, links, examples and figures
+	$(BIN)/pytest -n 2 tests/test_docs.py
 
 bench: $(READY)  ## fit against hand-written loops, medians of interleaved windows
 	$(BIN)/python -m benchmarks --full

@@ -129,6 +129,24 @@ def measured(name: str, array: str, rounds: int) -> Row:
     )
 
 
+def beside_lax_top_k(array: str, rounds: int, ratio: float = 0.01) -> str:
+    """How many times faster than ``lax.top_k`` our exact selection is."""
+    x = jax.random.normal(jax.random.key(0), SHAPES[array])
+    k = round(ratio * x.size)
+    theirs = jax.jit(lambda x: jax.lax.top_k(jnp.abs(x.reshape(-1)), k))
+    own = jax.jit(compressors.top_k(ratio=ratio).encode)
+    for call in (theirs, own):
+        timed(lambda call=call: call(x), 1)
+    ratios = sorted(
+        timed(lambda: theirs(x), 1) / timed(lambda: own(x), 1) for _ in range(rounds)
+    )
+    middle = statistics.median(ratios)
+    return (
+        f"top_k of {ratio:.0%} on {array}: {middle:.1f} x as fast as lax.top_k "
+        f"({ratios[0]:.1f} to {ratios[-1]:.1f}), n={rounds}"
+    )
+
+
 def table(rows: list[Row]) -> str:
     """A Markdown table; GB/s are of float32 going in or coming out."""
     lines = [
@@ -182,6 +200,9 @@ def main() -> None:
         for name in names:
             rows.append(measured(name, array, options.repeats))
     print(table(rows))
+    if any(name.startswith("top_k") for name in names):
+        for array in dict.fromkeys(row.array for row in rows):
+            print(beside_lax_top_k(array, options.repeats))
     if options.output:
         report = {"machine": measure.machine(), "rows": [r._asdict() for r in rows]}
         options.output.write_text(json.dumps(report, indent=1))

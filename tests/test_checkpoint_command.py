@@ -172,3 +172,37 @@ def test_what_may_differ(tmp_path):
         allowed(
             old, {**old, "optimizer": {"_target_": "x"}}, force=False, folder=tmp_path
         )
+
+
+def test_a_run_with_a_model_of_ones_own_is_exported(command, tmp_path):  # noqa: F811
+    own = tmp_path / "own/task/model/net.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("_target_: own_net.Net\n")
+    (tmp_path / "own_net.py").write_text(
+        "from flax import linen as nn\n\n\n"
+        "class Net(nn.Module):\n"
+        "    @nn.compact\n"
+        "    def __call__(self, x):\n"
+        "        return nn.Dense(10)(x.reshape(len(x), -1))\n"
+    )
+    mine = ("--config-dir", "own")
+    code, _, err = command("train", *mine, "task/model=net", *RUN, "rounds=10")
+    assert code == 0, err
+    code, _, err = command("export", "run")
+    assert code == 2 and "own_net.Net is not called" in err and "--config-dir" in err
+    for name, words in (("export", mine), ("evaluate", ["x._target_=own_net.Net"])):
+        code, out, err = command(name, *words, "run")
+        assert code == 0, err
+    assert {*load_file(tmp_path / "run/export/model.safetensors")} == {
+        "params/Dense_0/bias",
+        "params/Dense_0/kernel",
+    }
+    code, _, err = command("train", "resume=run", "rounds=20")
+    assert code == 2 and "give --config-dir again" in err
+    code, out, err = command("train", *mine, "resume=run", "rounds=20")
+    assert code == 0 and "goes on from step 20" in out, err
+
+
+def test_a_checkpoint_names_its_versions(run):
+    meta, _ = stored(run / "checkpoints")
+    assert {"parsgd", "jax"} <= {*meta["versions"]}

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
 from processes import finished, free_address, parsgd, two_by_hand
@@ -204,3 +205,24 @@ def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(
         for process in both:
             process.kill()
             process.communicate()
+
+
+def test_sigterm_to_one_process_has_all_save(tmp_path):
+    words = ("launch", "--processes", "2", "train", *SHORT[:1], "rounds=4000")
+    words += ("optimizer=momentum", "hydra.run.dir=run", "checkpoint.rounds=100000")
+    metrics = tmp_path / "run/metrics.jsonl"
+    run = parsgd(*words, cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.read_text().count("\n") > 1):
+        assert time.monotonic() < deadline and run.poll() is None
+        time.sleep(0.05)
+    last = psutil.Process(run.pid).children()[-1]
+    last.send_signal(signal.SIGTERM)
+    code, _, err = finished(run)
+    assert code == 128 + signal.SIGTERM and "asked to end (SIGTERM)" in err, err
+    saved = [
+        step for step in os.listdir(tmp_path / "run/checkpoints") if step.isdigit()
+    ]
+    assert saved and int(saved[0]) < 4000
+    code, out, err = finished(parsgd(*words, cwd=tmp_path))
+    assert code == 0 and f"goes on from step {saved[0]}" in out, err

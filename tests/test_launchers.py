@@ -98,6 +98,8 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
         launchers.check(hydra("SlurmLauncher"))
     with pytest.raises(UserError, match="n_jobs=1"):
         launchers.check(hydra("JoblibLauncher", n_jobs=1))
+    with pytest.raises(UserError, match="tasks_per_node=2: each of the tasks"):
+        launchers.check(hydra("LocalLauncher", nodes=1, tasks_per_node=2))
     launchers.check(hydra("JoblibLauncher", n_jobs=2))
     monkeypatch.setattr(cluster, "processes", lambda: 2)
     launchers.check(hydra("BasicLauncher"))

@@ -246,3 +246,24 @@ def test_list_says_what_is_wrong(command, arguments, expected):
     code, out, err = command("list", *arguments)
     assert (code, out) == (2, "")
     assert expected in err
+
+
+@pytest.mark.parametrize(
+    "words, named",
+    [
+        (["strategy=sync_sgd", "+compressor=qsgd"], "compressor: this strategy has no"),
+        (["strategy=one_bit_sgd", "+feedback.bucket=true"], "feedback: this strategy"),
+        (["strategy=qsgd", "+feedback=ef"], "feedback: this strategy has no"),
+    ],
+)
+def test_parts_that_nothing_uses_are_refused(words, named):
+    with pytest.raises(UserError, match=named):
+        build(*words, "workers=2")
+    build("strategy=compressed", "compressor=top_k", "feedback=ef", "workers=2")
+
+
+@pytest.mark.parametrize("strategy", ["zero_one_adam", "one_bit_sgd"])
+@pytest.mark.parametrize("name", ["train", "traffic"])
+def test_local_steps_that_are_not_followed_are_refused(command, name, strategy):
+    code, _, err = command(name, f"strategy={strategy}", "local_steps=4", "workers=2")
+    assert code == 2 and "local_steps=4: this strategy" in err

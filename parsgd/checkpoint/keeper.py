@@ -30,6 +30,7 @@ from parsgd.checkpoint.settings import (
 )
 from parsgd.core import TrainState
 from parsgd.errors import FolderError, UserError
+from parsgd.results.environment import versions
 from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
@@ -209,6 +210,7 @@ class _Saving(Keeper):
         described = leaves.describe(state, engine.shared)
         about = {
             "format": FORMAT,
+            "versions": versions(),
             "facts": self._facts,
             "config": self.settings.config,
             "overrides": [*self.settings.overrides],

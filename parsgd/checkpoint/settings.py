@@ -57,7 +57,8 @@ def check_format(meta: Mapping[str, Any], folder: Path) -> None:
     if meta.get("format") != FORMAT:
         raise FolderError(
             f"{folder} was written by another version of parsgd "
-            f"({meta.get('parsgd')}, format {meta.get('format')}): use that one, or "
+            f"({meta.get('versions', {}).get('parsgd', 'unknown')}, format "
+            f"{meta.get('format')}): use that one, or "
             "choose another folder"
         )
 

@@ -14,6 +14,7 @@ from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
 from parsgd.cli.resume import CHECKPOINTS
+from parsgd.config.choices import config_dir
 from parsgd.config.objects import build
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
@@ -26,20 +27,23 @@ from parsgd.training.plan import make_plan
 from parsgd.words import counted
 
 EXPORT = """\
-usage: parsgd export DIR [step=latest|best|STEP] [out=DIR]
+usage: parsgd export DIR [step=latest|best|STEP] [out=DIR] [--config-dir DIR]
 
 Writes the model of a run that saved checkpoints: the average that its strategy reads
 out, not one worker's copy. As model.safetensors, and as an Orbax checkpoint in `orbax`,
 into DIR/export or out=DIR. Names are params/... and, of batch statistics, model/...
+A run with parts of your own needs the --config-dir, or the key._target_=name, of its
+command, which say what code may be called.
 
   parsgd export outputs/2026-01-31/12-00-00-000000
   parsgd export outputs/2026-01-31/12-00-00-000000 step=best out=digits
 """
 EVALUATE = """\
-usage: parsgd evaluate DIR [step=latest|best|STEP]
+usage: parsgd evaluate DIR [step=latest|best|STEP] [--config-dir DIR]
 
 Scores the model of a run that saved checkpoints on all examples of both splits, over
-all devices; each example counts once.
+all devices; each example counts once. A run with parts of your own needs the
+--config-dir, or the key._target_=name, of its command.
 
   parsgd evaluate outputs/2026-01-31/12-00-00-000000 step=best
 """
@@ -84,19 +88,22 @@ def _command(
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(usage, end="")
         return 0 if arguments else 2
+    own, words = config_dir(arguments)
     options, folders = {}, []
-    for argument in arguments:
+    for argument in words:
         key, equals, value = argument.partition("=")
         if equals and key in known:
             options[key] = value
-        else:
+        elif not key.endswith("_target_"):  # those only name a package to trust
             folders.append(argument)
     if len(folders) != 1:
         raise UserError(
             f"give one folder of a run, not {len(folders)} ({' '.join(folders)})\n"
             f"{usage}"
         )
-    act(Path(folders[0]), options, ALLOWED + named_packages(arguments))
+    act(
+        Path(folders[0]), options, ALLOWED + named_packages(words, [own] if own else [])
+    )
     return 0
 
 

@@ -58,6 +58,14 @@ def check(hydra: Any) -> None:
             "hydra/launcher=slurm: there is no srun here; run the command where "
             "Slurm's are, or take hydra/launcher=processes for jobs on this machine"
         )
+    for key in ("nodes", "tasks_per_node"):
+        count = getattr(hydra.launcher, key, None) or 1
+        if count > 1:
+            raise UserError(
+                f"hydra.launcher.{key}={count}: each of the tasks would run the same "
+                "job by itself; a job of a sweep is one process, which may have "
+                "several devices. For a run of several processes start them by srun"
+            )
     if hydra.launcher._target_.endswith(f".{LOCAL}"):
         remember_gpus()  # submitit sets the variable anew for each job
     if not hydra.launcher._target_.endswith(f".{JOBLIB}"):

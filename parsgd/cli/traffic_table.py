@@ -10,6 +10,7 @@ from parsgd.cli.progress import compare, per_round
 from parsgd.config.objects import SIZES, Built
 from parsgd.core import phases
 from parsgd.traffic import Traffic
+from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine
 from parsgd.training.plan import Segment, make_plan, segments
 from parsgd.words import counted
@@ -21,6 +22,7 @@ def show(built: Built, console: Console | None = None) -> None:
     sizes = {name: built.arguments[name] for name in SIZES}
     plan = make_plan(len(built.task.data.train.x), **sizes)
     schedule = phases(built.strategy)
+    check_local_steps(plan, schedule)
     engine = Engine(
         built.task,
         schedule,

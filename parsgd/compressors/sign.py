@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import flat32, total
+from parsgd.compressors.groups import ROW, flat32, total
 from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
@@ -106,8 +106,10 @@ PARTS = {
 
 def _column_sums(flat: jax.Array, *, fn: str, width: int) -> jax.Array:
     """Sum of ``fn`` over each of ``width`` columns of a matrix, ``[width]``."""
-    if width == 1:
+    if width == 1 and (flat.size == 0 or flat.size % ROW):
         return total(flat, PARTS[fn])[None]
+    if width == 1:
+        return jnp.sum(_column_sums(flat, fn=fn, width=ROW))[None]
     rows = flat.reshape(-1, width)
     whole = len(rows) - len(rows) % FOLDED
     blocks = rows[:whole].reshape(-1, FOLDED, width)

@@ -60,7 +60,10 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if str(error).startswith(_NO_CHOICE):
         return _no_choice(arguments)
     if isinstance(error, MissingConfigException):
-        return _missing(error)
+        text = _missing(error)
+        if any(a.startswith("resume=") for a in arguments):
+            text += " If it is one of your own, give --config-dir again."
+        return text
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the argument {error.override!r}: arguments look like "

@@ -112,7 +112,27 @@ def check(cfg: DictConfig) -> dict[str, Any]:
         {key: config[key] for key in keys} for keys in (BATCHES, BUDGETS)
     )
     check_given(batches, budgets)
+    _check_used(config)
     return config
+
+
+def _check_used(config: Mapping[str, Any]) -> None:
+    """Refuse a compressor or a feedback that nothing has as a part."""
+    for key in ("compressor", "feedback"):
+        others = [config[k] for k in ("strategy", "optimizer", "feedback") if k != key]
+        if config[key] is not None and not _holds(others, config[key]):
+            raise UserError(
+                f"{key}: this strategy has no exchangeable {key}, so nothing would use "
+                "it; take one that has, such as strategy=compressed, or leave it out"
+            )
+
+
+def _holds(node: Any, part: Any) -> bool:
+    if node == part:
+        return True
+    inner = node.values() if isinstance(node, Mapping) else node
+    nested = isinstance(node, Mapping | list)
+    return nested and any(_holds(one, part) for one in inner)
 
 
 def _strategy(

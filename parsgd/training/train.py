@@ -11,15 +11,16 @@ from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike, checksum
-from parsgd.core import Algorithm, Params, Phase, State, no_sync, phases
+from parsgd.core import Algorithm, Params, State, phases
 from parsgd.data.order import Tail
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
+from parsgd.training.checks import check_run
 from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
-from parsgd.training.plan import Plan, make_plan, segments
+from parsgd.training.plan import make_plan, segments
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ def fit(
         "max_bad_rounds": max_bad_rounds,
         "train_examples": train_examples,
     }
-    _check(plan, schedule, rounds, counts, target_accuracy)
+    check_run(plan, schedule, rounds, counts, target_accuracy)
     in_rounds = rounds is not None
     facts = {
         "task": task.name,
@@ -267,31 +268,3 @@ def _check_alike(
     if cluster.processes() > 1:
         more["data, by its checksum"] = checksum(data)
     check_alike(facts | more)
-
-
-def _check(
-    plan: Plan,
-    schedule: Sequence[Phase],
-    rounds: int | None,
-    counts: dict[str, int],
-    target_accuracy: float | None,
-) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name}={value}: must be 1 or more")
-    if target_accuracy is not None and not 0 <= target_accuracy <= 1:
-        raise UserError(
-            f"target_accuracy={target_accuracy}: must be a fraction between 0 and 1"
-        )
-    if rounds is not None and any(p.local_steps for p in schedule):
-        raise UserError(
-            "a budget in rounds is ambiguous here, because the number of local steps "
-            "changes during the run: give epochs or samples"
-        )
-    every_step = all(p.strategy.sync is no_sync for p in schedule)
-    if every_step and plan.local_steps > 1:
-        raise UserError(
-            f"local_steps={plan.local_steps}: this strategy does nothing at the end of "
-            "a round; use local_steps=1, or one that synchronises every local_steps "
-            "steps, such as local_sgd"
-        )

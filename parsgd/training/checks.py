@@ -1,0 +1,61 @@
+"""What a run is refused for before anything expensive starts."""
+
+from collections.abc import Mapping, Sequence
+
+from parsgd.core import Phase, no_sync
+from parsgd.errors import UserError
+from parsgd.training.plan import Plan
+
+
+def check_run(
+    plan: Plan,
+    schedule: Sequence[Phase],
+    rounds: int | None,
+    counts: Mapping[str, int],
+    target_accuracy: float | None,
+) -> None:
+    """Refuse sizes that the algorithm cannot have, and values out of range.
+
+    Args:
+        plan: The work.
+        schedule: The algorithm's phases.
+        rounds: The budget, where it is in rounds.
+        counts: Numbers of at least 1, by name.
+        target_accuracy: In [0, 1], or None.
+
+    Raises:
+        UserError: Names the value.
+    """
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name}={value}: must be 1 or more")
+    if target_accuracy is not None and not 0 <= target_accuracy <= 1:
+        raise UserError(
+            f"target_accuracy={target_accuracy}: must be a fraction between 0 and 1"
+        )
+    if rounds is not None and any(p.local_steps for p in schedule):
+        raise UserError(
+            "a budget in rounds is ambiguous here, because the number of local steps "
+            "changes during the run: give epochs or samples"
+        )
+    check_local_steps(plan, schedule)
+
+
+def check_local_steps(plan: Plan, schedule: Sequence[Phase]) -> None:
+    """Refuse a number of local steps that the algorithm would not follow.
+
+    Raises:
+        UserError: Says why.
+    """
+    if plan.local_steps > 1 and all(phase.local_steps for phase in schedule):
+        raise UserError(
+            f"local_steps={plan.local_steps}: this strategy says itself how many local "
+            "steps each of its phases has; use local_steps=1"
+        )
+    every_step = all(p.strategy.sync is no_sync for p in schedule)
+    if every_step and plan.local_steps > 1:
+        raise UserError(
+            f"local_steps={plan.local_steps}: this strategy does nothing at the end of "
+            "a round; use local_steps=1, or one that synchronises every local_steps "
+            "steps, such as local_sgd"
+        )
