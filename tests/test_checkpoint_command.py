@@ -206,3 +206,13 @@ def test_a_run_with_a_model_of_ones_own_is_exported(command, tmp_path):  # noqa:
 def test_a_checkpoint_names_its_versions(run):
     meta, _ = stored(run / "checkpoints")
     assert {"parsgd", "jax"} <= {*meta["versions"]}
+
+
+def test_a_folder_does_not_choose_parts_of_hydra(run):
+    (newest,) = (run / "checkpoints").glob("40/meta/metadata")
+    meta = json.loads(newest.read_text())
+    evil = ["+hydra.callbacks.evil._target_=os.system", "hydra/launcher=x", "--info"]
+    newest.write_text(json.dumps(meta | {"overrides": meta["overrides"] + evil}))
+    words = resumed([f"resume={run}"])
+    assert "workers=2" in words
+    assert not [w for w in words if "evil" in w or "launcher" in w or w == "--info"]

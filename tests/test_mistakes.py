@@ -267,3 +267,17 @@ def test_parts_that_nothing_uses_are_refused(words, named):
 def test_local_steps_that_are_not_followed_are_refused(command, name, strategy):
     code, _, err = command(name, f"strategy={strategy}", "local_steps=4", "workers=2")
     assert code == 2 and "local_steps=4: this strategy" in err
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "parsgd.cluster.supervise.supervise",
+        "parsgd.placement.devices.os.system",
+        "parsgd.cli.main",
+        "flax.io.rmtree",
+    ],
+)
+def test_a_config_cannot_call_what_makes_no_part_of_a_run(target):
+    with pytest.raises(UserError, match="is not called"):
+        build(f"strategy._target_={target}")

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parsgd.checkpoint.names import read_meta, steps_in
-from parsgd.config.overrides import overrides, quoted
+from parsgd.config.overrides import is_override, overrides, quoted
 from parsgd.errors import UserError
+from parsgd.flat import under
 
 CHECKPOINTS = "checkpoints"  # in a run's folder
 
@@ -57,8 +58,17 @@ def _overrides(folder: Path) -> list[str]:
     for step in steps_in(where):
         try:
             given = [str(o) for o in read_meta(where, step)["overrides"]]
-            # Once is enough: what goes on then is what was begun there.
-            return [o for o in given if _keys([o]) != ["checkpoint.step"]]
+            # Once is enough: what goes on then is what was begun there. And what a
+            # folder says must not choose Hydra's parts, which call code.
+            left_out = ("checkpoint.step", "hydra")
+            return [
+                o
+                for o in given
+                if is_override(o)
+                and not any(
+                    under(key.replace("/", "."), left_out) for key in _keys([o])
+                )
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the run itself tells what is wrong with it
     raise UserError(

@@ -21,8 +21,14 @@ from hydra.utils import get_object, instantiate
 
 from parsgd.config.messages import nearest
 from parsgd.errors import UserError
+from parsgd.flat import under
 
 ALLOWED = ("parsgd", "optax", "flax")
+# Of these packages, what makes the parts of a run: nothing that starts programs or
+# writes files, and no other module that one of them happens to import.
+_PARTS = ("strategies", "reducers", "compressors", "models", "data", "core", "gradient")
+_PARTS += ("tasks", "losses", "scaling")
+ORIGINS = ("optax", "flax.linen", "flax.nnx", *(f"parsgd.{part}" for part in _PARTS))
 _TARGET = re.compile(r"_target_['\"]?\s*[=:]\s*['\"]?([A-Za-z_][\w.]*)")
 
 
@@ -73,7 +79,9 @@ def call(
                 f"{', '.join(allowed)} are, and those that you name yourself, on the "
                 "command line or in a folder given by --config-dir"
             )
-        _check_types(place, inner, _located(place, target))
+        found = _located(place, target)
+        _check_origin(place, target, found)
+        _check_types(place, inner, found)
     try:
         return instantiate(node, _convert_="all", _partial_=True)(*args, **late)
     except InstantiationException as error:
@@ -119,6 +127,17 @@ def _calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from _calls(value, f"{key}[{i}]")
+
+
+def _check_origin(place: str, target: str, found: Any) -> None:
+    """Refuse what an allowed package has for other purposes, or from elsewhere."""
+    origin = getattr(found, "__module__", None) or ""
+    if target.partition(".")[0] in ALLOWED and not under(origin, ORIGINS):
+        raise UserError(
+            f"{place}._target_={target} is not called: of {', '.join(ALLOWED)} only "
+            "what makes a strategy, an optimizer, a model or a task is. Call it from a "
+            "function of your own, and name that"
+        )
 
 
 def _located(place: str, target: str) -> Any:

@@ -47,8 +47,9 @@ def draw(study: Study, folder: Path) -> list[Path]:
     throughput without a completed run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.png"):
-        old.unlink()  # of an earlier report, perhaps of other tasks
+    for name in ("convergence", "throughput", "pareto"):
+        for old in (*folder.glob(f"{name}.png"), *folder.glob(f"{name}-*.png")):
+            old.unlink()  # of an earlier report, perhaps of other tasks
     paths = []
     for part in study.parts:
         suffix = f"-{_safe(part.task)}" if len(study.parts) > 1 else ""

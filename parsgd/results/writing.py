@@ -63,11 +63,11 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT).unlink(missing_ok=True)
-        write_atomic(folder / CONFIG, yaml.safe_dump(_plain(config), sort_keys=False))
         # An empty file marks the job as begun, so that one killed while compiling
         # is reported as interrupted. It stays the file that `held` has locked.
         with open(folder / METRICS, "wb"):
             pass
+        write_atomic(folder / CONFIG, yaml.safe_dump(_plain(config), sort_keys=False))
     except OSError as error:
         raise _unwritable(folder, error) from error
 
