@@ -3,6 +3,7 @@
 import functools
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
@@ -60,7 +61,9 @@ def _load(
     standardize: bool,
 ) -> Dataset:
     del modified
-    arrays = _arrays(file, keys)
+    # NumPy leaves a file open where it finds no archive in it.
+    with file.open("rb") as stream:
+        arrays = _arrays(file, stream, keys)
     train = arrays[0], arrays[1]
     if len(arrays) == 4:
         test = arrays[2], arrays[3]
@@ -71,9 +74,9 @@ def _load(
     return from_arrays(file.stem, train, test, standardize=standardize)
 
 
-def _arrays(file: Path, keys: tuple[str, ...]) -> list[np.ndarray]:
+def _arrays(file: Path, stream: BinaryIO, keys: tuple[str, ...]) -> list[np.ndarray]:
     try:
-        archive = np.load(file, allow_pickle=False)
+        archive = np.load(stream, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise UserError(
             f"npz: {file} is no NumPy archive, or only a part of one "

@@ -1,5 +1,6 @@
 """Helpers shared by the sources of tabular data: splitting, labels, scaling."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,10 @@ def existing_file(path: str | Path, source: str) -> Path:
         raise UserError(
             f"{source}: there is no file {file}{folder}: set task.path (in a script, "
             "path) to an existing one."
+        )
+    if not os.access(file, os.R_OK):
+        raise UserError(
+            f"{source}: {file} may not be read by this user: change its permissions."
         )
     return file
 
