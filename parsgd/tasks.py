@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd import data as sources
+from parsgd import models
 from parsgd.data import Dataset, validate
 from parsgd.errors import UserError
 from parsgd.gradient import Params, State
@@ -103,8 +104,8 @@ def classification(
     validate(data)
     if isinstance(model, Classifier):
         model = model.for_classes(data.classes)
-    if separable is None:
-        separable = isinstance(model, Classifier)
+    if separable is None:  # a subclass may do anything
+        separable = getattr(models, type(model).__name__, None) is type(model)
     network = as_model(model)
 
     def penalty(params):

@@ -1,12 +1,14 @@
 """Folders that are damaged, foreign, full, read-only or in use; and what is kept."""
 
 import errno
+import logging
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 
+import absl.logging
 import optax
 import pytest
 from damage import flip_bytes, other_numbers
@@ -23,6 +25,7 @@ from resumes import (
 import parsgd
 from parsgd import UserError
 from parsgd.checkpoint import store
+from parsgd.checkpoint.quiet import quiet
 
 # When one array of several cannot be read, the readers of the others come too late.
 pytestmark = pytest.mark.filterwarnings(
@@ -283,3 +286,27 @@ def test_checkpoints_are_of_the_right_kind():
             worker_batch=1,
             checkpoints="folder",
         )
+
+
+def test_only_orbax_s_own_log_is_kept_quiet(caplog):
+    told = []
+
+    def fail_elsewhere():
+        try:
+            raise OSError("no room")
+        except OSError:
+            absl.logging.exception("mine")
+            here = "/lib/orbax/checkpoint/writer.py"
+            error = sys.exc_info()
+            of_orbax = logging.LogRecord("absl", 40, here, 1, "its own", (), error)
+            logging.getLogger("absl").handle(of_orbax)
+
+    absl.logging.set_verbosity("info")
+    with quiet(told.append):
+        absl.logging.warning("a warning of mine")
+        thread = threading.Thread(target=fail_elsewhere)
+        thread.start()
+        thread.join()
+    assert [r.getMessage() for r in caplog.records] == ["a warning of mine", "mine"]
+    assert [str(error) for error in told] == ["no room"]
+    assert not logging.getLogger("absl").filters

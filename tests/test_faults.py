@@ -8,7 +8,8 @@ import pytest
 from tiny import tiny
 
 import parsgd
-from parsgd.errors import raised_at
+from parsgd.config.targets import call
+from parsgd.errors import raised_at, reason_of
 
 
 def test_a_ctrl_c_that_a_callback_drops_comes_again():
@@ -65,6 +66,34 @@ def test_a_fault_that_tracing_finds_names_its_stage(part, kind):
     with pytest.raises(KeyError) as caught:
         parsgd.fit(task, strategy, placement=kind, **sizes)
     assert raised_at(caught.value).endswith(f", in stage '{STAGES[part]}')")
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_a_fault_of_a_strategy_of_the_users_own_stays_what_it_is(kind):
+    def sync(params, state):
+        raise kind("not what it seems")
+
+    strategy = parsgd.local_sgd(optax.sgd(0.1))._replace(sync=sync)
+    with pytest.raises(kind, match="not what it seems") as caught:
+        parsgd.fit(tiny(), strategy, workers=2, worker_batch=4, rounds=1)
+    assert not isinstance(caught.value, parsgd.UserError)
+    assert "test_faults.py" in reason_of(caught.value)
+
+
+def test_a_fault_in_a_factory_of_the_users_own_stays_what_it_is(tmp_path, monkeypatch):
+    (tmp_path / "factories.py").write_text(
+        "def slow(optimizer):\n    return 1 + 'a'\n"
+        "def strict(optimizer, pull):\n    raise ValueError('pull is too much')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"allowed": ("factories",), "optimizer": None}
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        call({"_target_": "factories.slow"}, "strategy", **given)
+    assert reason_of(caught.value).endswith("(factories.py:2)")
+    with pytest.raises(parsgd.UserError, match=r"strategy\.pull: .* no such argument"):
+        call({"_target_": "factories.slow", "pull": 2}, "strategy", **given)
+    with pytest.raises(parsgd.UserError, match=r"pull is too much \(factories\.py:4\)"):
+        call({"_target_": "factories.strict", "pull": 2}, "strategy", **given)
 
 
 def test_a_models_own_init_is_a_stage_too():

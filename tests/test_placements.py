@@ -1,6 +1,7 @@
 """Every algorithm reaches the same state in every placement; sharing is found."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,6 +13,7 @@ from parsgd import comm
 from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.lanes import shared_outputs
+from parsgd.placement import spmd
 from parsgd.placement.devices import place
 from parsgd.training.engine import Engine
 
@@ -282,3 +284,20 @@ class TestPlace:
     def test_no_workers(self):
         with pytest.raises(parsgd.UserError, match="workers=0"):
             place(0)
+
+
+def test_calls_of_the_host_do_not_hide_what_differs_between_processes():
+    def text(rate):
+        def program(x):
+            y = jax.pure_callback(np.cos, x, x)
+            jax.debug.print("{}", y)
+            return rate * y
+
+        return jax.jit(program).lower(jnp.ones(3)).as_text()
+
+    def plain(rate, number):
+        made = text(rate)
+        assert "index = 0" in made and "index = 1" in made
+        return spmd.without_numbers(made.replace("index = 0", f"index = {number}"))
+
+    assert plain(0.1, 0) == plain(0.1, 7) != plain(0.2, 0)

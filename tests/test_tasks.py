@@ -234,3 +234,14 @@ def test_every_named_task_starts_near_chance_with_its_default_model(build, defau
     assert abs(float(loss) - np.log(task.data.classes)) < 0.3
     assert ("positions" in params) == (default == "GPT")
     assert ("Dense_0" in params) == (default != "LogisticRegression")
+
+
+def test_only_built_in_models_are_known_to_be_separable():
+    class Centred(MLP):
+        """Looks at the batch as a whole."""
+
+        def __call__(self, x, train=False):
+            return super().__call__(x - x.mean(axis=0), train)
+
+    assert tasks.digits(MLP(features=(8,))).separable
+    assert not tasks.digits(Centred(features=(8,))).separable

@@ -30,9 +30,9 @@ def two(monkeypatch):
     watch._store, watch._processes, watch.timeout = store, 2, 60.0
     watch._seen = {0: ("", 100.0), 1: ("", 100.0)}
 
-    def later(seconds, stage, failure=""):
+    def later(seconds, stage, failure="", left=0):
         now[0] += seconds
-        store.values["parsgd/alive/1"] = f"{now[0]} {stage} {failure}"
+        store.values["parsgd/alive/1"] = f"{now[0]} {stage} {left} {failure}"
         return watch._missing(DEAD_SECONDS)
 
     return watch, later
@@ -58,6 +58,31 @@ def test_what_all_have_come_to_may_hang(two):
     assert "all processes have come to the 12 rounds" in later(1, 1)
     watch.busy = True
     assert later(1, 1) is None
+
+
+def test_who_hangs_in_what_another_has_left_says_so_itself(two):
+    watch, later = two
+    watch.enter("the 12 rounds")
+    assert later(59, 1, left=1) is None
+    assert later(1, 1, left=0) is None
+    missing = later(2, 1, left=1)
+    assert "process 0 of 2 hangs in the 12 rounds, which process 1 left" in missing
+    watch.leave()
+    assert later(1000, 1, left=1) is None
+    watch.enter("the readout")
+    assert later(59, 2, left=1) is None
+
+
+def test_a_store_that_is_gone_ends_all(two):
+    watch, later = two
+
+    def gone(*_, **__):
+        raise RuntimeError("connection refused")
+
+    assert later(1, 0) is None
+    watch._store.key_value_set = gone
+    assert later(DEAD_SECONDS - 1, 0) is None
+    assert later(2, 0).startswith("the store of the run")
 
 
 def test_who_is_silent_is_gone_and_who_fails_says_why(two):

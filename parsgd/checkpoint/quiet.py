@@ -4,14 +4,15 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def _of_orbax(record: logging.LogRecord) -> bool:
+    return "/orbax/checkpoint/" in Path(record.pathname).as_posix()
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.getMessage()
-
-
-# When one of its writers or readers fails, others fail after it is reported.
-logging.getLogger("asyncio").addFilter(_not_of_orbax)
 
 
 @contextlib.contextmanager
@@ -22,20 +23,22 @@ def quiet(tell: Callable[[BaseException], None] | None = None) -> Iterator[None]
         tell: Is told of what fails in the background. Of several processes one would
             otherwise wait for the others, and they for it, before anybody knew.
     """
-    logger = logging.getLogger("absl")
-    before = logger.level
+    logger, background = logging.getLogger("absl"), logging.getLogger("asyncio")
 
     def listen(record: logging.LogRecord) -> bool:
+        if not _of_orbax(record):
+            return True  # somebody else's
         error = record.exc_info[1] if record.exc_info else None
         if tell and error is not None and threading.current_thread() is not main:
             tell(error)
         return False
 
     main = threading.current_thread()
-    logger.setLevel(logging.ERROR)
     logger.addFilter(listen)
+    # When one of its writers or readers fails, others fail after it is reported.
+    background.addFilter(_not_of_orbax)
     try:
         yield
     finally:
         logger.removeFilter(listen)
-        logger.setLevel(before)
+        background.removeFilter(_not_of_orbax)

@@ -180,7 +180,7 @@ def stuck(reason: str) -> None:
 def leave(code: int, reason: str = "") -> None:
     """End this process's part of a run, once all others have come to their end.
 
-    Process 0 keeps the store that the others read, so it is the last: they end here,
+    Process 0 ends the store that the others read, so it is the last: they end here,
     and it alone returns if all went well.
 
     Args:

@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-LOST = "process 0, which keeps the run together, is gone"
+LOST = "the store of the run, a process that process 0 has started, is gone"
 BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life
 AHEAD = 1 << 60  # a stage that nobody waits for
@@ -25,10 +25,14 @@ FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 
 
 class _Sign(NamedTuple):
-    """What is known of another process, with seconds since it wrote and failed."""
+    """What is known of another process, with seconds since it wrote and failed.
+
+    It has come to the stage `reached`, and stage `left` is behind it.
+    """
 
     silent: float
     reached: int
+    left: int = 0
     failure: str = ""
     failing: float = 0.0
 
@@ -43,7 +47,7 @@ class Watch:
         self._failure = ""
         self._stuck = math.inf  # since when what it waits in cannot end
         self.busy = False  # whether the others have to be patient
-        self._stage, self._what, self._since = 0, "", 0.0
+        self._stage, self._left, self._what, self._since = 0, 0, "", 0.0
         self._patience = 0.0  # seconds for those that have not come
         self._all_since = 0.0  # when all had come, as far as is known
         self._count = 0
@@ -89,7 +93,7 @@ class Watch:
     def leave(self) -> None:
         """It is done."""
         with self._lock:
-            self._what = ""
+            self._left, self._what = self._stage, ""
 
     def fail(self, reason: str) -> None:
         """This process cannot go on, or, with an empty reason, it can again."""
@@ -111,7 +115,7 @@ class Watch:
         with self._lock:
             self._count += 1
             stage = AHEAD if self.busy else self._stage
-            text = f"{self._count} {stage} {self._failure}"
+            text = f"{self._count} {stage} {self._left} {self._failure}"
         key = f"parsgd/alive/{self._process}"
         self._store.key_value_set(key, text, allow_overwrite=True)
 
@@ -139,7 +143,7 @@ class Watch:
             self.beat()
             others = self._look()
         except Exception:  # whatever the store's connection raises
-            if self._ended.is_set() or self._process == 0:
+            if self._ended.is_set():
                 return None
             return LOST if time.monotonic() - self._heard > patience else None
         now = time.monotonic()
@@ -163,6 +167,12 @@ class Watch:
                     f"{name} has not come to {what} within cluster.timeout="
                     f"{allowed:g} s: it is stuck, or slower than that"
                 )
+        done = [other for other, sign in others.items() if what and sign.left >= stage]
+        if done and hanging > allowed:
+            return (
+                f"process {self._process} of {self._processes} hangs in {what}, which "
+                f"process {done[0]} left over cluster.timeout={allowed:g} s ago"
+            )
         if hanging > HANGING * self.timeout:
             return (
                 f"all processes have come to {what}, and it has not ended within "
@@ -186,7 +196,7 @@ class Watch:
         }
         for key, text in found:
             other = int(key.rpartition("/")[2])
-            count, stage, failure = text.split(" ", 2)
+            count, stage, left, failure = text.split(" ", 3)
             if other == self._process:
                 continue
             if self._seen[other][0] != count:
@@ -196,7 +206,8 @@ class Watch:
             else:
                 self._failing.pop(other, None)
             failing = now - self._failing.get(other, now)
-            out[other] = _Sign(now - self._seen[other][1], int(stage), failure, failing)
+            silent = now - self._seen[other][1]
+            out[other] = _Sign(silent, int(stage), int(left), failure, failing)
         return out
 
     def _end(self, missing: str) -> None:
@@ -213,7 +224,7 @@ class Watch:
         print(message, file=sys.stderr, flush=True)
         sys.stdout.flush()
         if self._process == 0:
-            # It keeps the store: without it the others could not see the reason.
+            # Whose end launchers wait for first: let the others see the reason before.
             self.fail(missing)
             time.sleep(FAILED_SECONDS + 4 * BEAT_SECONDS)
         os._exit(1)

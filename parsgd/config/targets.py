@@ -20,7 +20,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
 from parsgd.config.messages import nearest
-from parsgd.errors import UserError
+from parsgd.errors import UserError, raised_at
 from parsgd.flat import under
 
 ALLOWED = ("parsgd", "optax", "flax")
@@ -218,10 +218,13 @@ def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, UserError):
         return UserError(str(cause))
+    where = raised_at(cause) if cause else ""
     if isinstance(cause, TypeError):
+        if where:
+            raise cause  # a fault in somebody's own code
         return UserError(_wrong_arguments(place, target, cause))
     reason = _last_line(cause or error)
-    return UserError(f"{place}: {target} refuses its arguments: {reason}")
+    return UserError(f"{place}: {target} refuses its arguments: {reason}{where}")
 
 
 def _last_line(error: BaseException) -> str:

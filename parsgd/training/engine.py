@@ -19,6 +19,7 @@ from parsgd.lanes import in_turn, shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement, better_in_turn, place, prepare
 from parsgd.tasks import Task
+from parsgd.training.evaluate import all_finite
 from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
@@ -73,7 +74,7 @@ class Engine:
             order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
         self._lanes = self._lanes_in_turn()
-        self._programs: dict[tuple, Any] = {}
+        self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         leaves = jax.tree.leaves(self.worker.spec.params)
         self.parameters = sum(x.size for x in leaves)
@@ -179,7 +180,8 @@ class Engine:
                 "round",
                 donate=(0,),
             )
-            self._rehearse(self._programs[key], args)
+            if not self.worker.observed:
+                self._rehearse(self._programs[key], args)
         jax.block_until_ready(args)
         with cluster.together(f"the {count} rounds of phase {phase}"):
             start = time.perf_counter()
@@ -240,6 +242,19 @@ class Engine:
             out = jax.block_until_ready(self._programs[key](state))
         # One device's copy: evaluation need not run on all of them.
         return jax.tree.map(lambda x: x.addressable_shards[0].data, out)
+
+    def finite(self, state: TrainState) -> bool:
+        """Whether all parameters of all workers are."""
+
+        def fn(state):
+            return comm.mean(all_finite(state.params).astype(jnp.float32))
+
+        key = "finite"
+        if key not in self._programs:
+            self._programs[key] = self._compile(fn, (self.shared,), True, (state,), key)
+        with cluster.together("looking for numbers that are not finite"):
+            found = self._programs[key](state)
+            return float(found.addressable_shards[0].data) == 1
 
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
         """What one worker sends in one round of H local steps."""

@@ -71,6 +71,13 @@ def evaluator(
     return evaluate
 
 
+@jax.jit
+def all_finite(tree: Any) -> jax.Array:
+    """Whether all numbers of all arrays are."""
+    found = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return jnp.stack(found).all() if found else jnp.array(True)
+
+
 def score_of(record: Mapping[str, Any]) -> float:
     """What ranks an evaluation: accuracy, or the loss with its sign turned."""
     accuracy = record.get("test_accuracy")

@@ -8,7 +8,7 @@ from parsgd import errors
 from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
-from parsgd.training.evaluate import evaluator
+from parsgd.training.evaluate import all_finite, evaluator
 from parsgd.training.meter import Meter, Record
 from parsgd.training.plan import Origin, Plan, Segment, after, segments, stretches
 from parsgd.training.skipped import Skipped
@@ -125,13 +125,19 @@ class Loop:
 
     def _record(self) -> None:
         scores = self._evaluate(self._state, self._meter.phase)
-        self.history.append(self._meter.record(scores))
+        model = self._evaluate.model
+        assert model is not None
+        finite = all_finite(model[0])
+        self.history.append(self._meter.record(scores, finite=bool(finite)))
         self._observer.record(self.history[-1])
         for line in self._skipped.lines(self._state):
             self._observer.say(line)
 
     def _save(self) -> None:
         meter, plan = self._meter, self._plan
+        # The last update may have made what no loss has shown yet.
+        if not self._engine.finite(self._state):
+            return
         samples = plan.samples_until(meter.step)
         meta = {
             "step": meter.step,

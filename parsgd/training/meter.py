@@ -43,6 +43,7 @@ class Meter:
         self._loss: float | None = None
         self._loss_sum, self._loss_rounds = 0.0, 0
         self._bad, self._first = 0, ""
+        self._sound = True  # whether the last readout was finite
         self._rounds = dict.fromkeys(kinds, 0)
         self._bytes_before = 0.0
         self.round, self.step = plan.origin.round, plan.origin.step
@@ -58,8 +59,8 @@ class Meter:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last round's loss was finite."""
-        return self._bad == 0
+        """Whether the last round's loss was finite, and the last readout."""
+        return self._bad == 0 and self._sound
 
     def dispatches(
         self, part: Segment, limit: Callable[[int], int | None] = lambda round: None
@@ -150,9 +151,13 @@ class Meter:
 
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
-        if self._bad and not self.diverged:
+        if self.diverged or self.healthy:
+            return
+        if self._bad:
             bad = counted(self._bad, "round")
             self.diverged = f"training loss not finite in the last {bad}{self._first}"
+        else:
+            self.diverged = "the final model has parameters that are not finite"
 
     def progress(self) -> Record:
         """Where the run is, between evaluations."""
@@ -166,9 +171,16 @@ class Meter:
             "bytes": self.bytes,
         }
 
-    def record(self, scores: Record) -> Record:
-        """One line of the history; starts a new interval for the mean batch loss."""
+    def record(self, scores: Record, *, finite: bool) -> Record:
+        """One line of the history; starts a new interval for the mean batch loss.
+
+        Args:
+            scores: Of the readout.
+            finite: Whether all its parameters are.
+        """
         done = self.progress()
+        # A batch's loss is from before its update, so this may be the first to tell.
+        self._sound = finite
         if self._loss_rounds:
             done["batch_loss"] = self._loss_sum / self._loss_rounds
             self._loss_sum, self._loss_rounds = 0.0, 0

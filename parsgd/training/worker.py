@@ -11,7 +11,7 @@ from parsgd import traffic
 from parsgd.comm import DEVICES
 from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
 from parsgd.data.order import Order
-from parsgd.errors import UserError, stage
+from parsgd.errors import UserError, raised_at, stage
 from parsgd.lanes import shared_outputs
 from parsgd.tasks import Batch, Task
 
@@ -32,6 +32,8 @@ class Worker:
         within: The same within a round of each phase, before it synchronises.
         identical: Whether the parameters are equal in every step, as in all-reduced
             SGD.
+        observed: Whether it calls the host, such as to print: then each round is run
+            once only.
 
     Raises:
         UserError: A strategy that does not keep the shapes and types of what it is
@@ -51,6 +53,7 @@ class Worker:
         self._micro_batches = micro_batches
         self._weighted = order.indices(0, 0)[1] is not None
         key = jax.random.key(0)
+        self.observed = False
         with stage("init of the model"):
             made = jax.eval_shape(task.init, key)
         self.init_spec = (*made, jax.eval_shape(lambda: key))
@@ -167,10 +170,18 @@ class Worker:
         """Program and abstract outputs of one of W workers."""
         axes = [(DEVICES, self.workers)]
         try:
-            return jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
+            program, out = jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
         except ValueError as error:
+            if raised_at(error) and not isinstance(error, UserError):
+                raise  # a fault in somebody's own code
             # Such as a size that does not fit W, which no constructor knows.
             raise UserError(f"the strategy cannot be run: {error}") from error
+        self._look_for_calls(program)
+        return program, out
+
+    def _look_for_calls(self, program: Any) -> None:
+        kinds = {type(effect).__name__ for effect in program.effects}
+        self.observed |= bool(kinds - {"NamedAxisEffect"})
 
     def _check(self, phase: Phase) -> None:
         strategy = phase.strategy
@@ -203,7 +214,8 @@ class Worker:
         """Have a loss that fails do so by itself, not within a round."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         args = (self.spec.params, self.spec.model, self._batch_spec(), key)
-        jax.make_jaxpr(self.task.loss, axis_env=[(DEVICES, self.workers)])(*args)
+        axes = [(DEVICES, self.workers)]
+        self._look_for_calls(jax.make_jaxpr(self.task.loss, axis_env=axes)(*args))
 
     def _union_allowed(self) -> bool:
         """Whether lanes' batches may be one: no state, no randomness, no coupling."""

@@ -1,0 +1,7 @@
+"""``python -m parsgd``: the console command."""
+
+import sys
+
+from parsgd.cli import main
+
+sys.exit(main())
