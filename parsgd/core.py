@@ -98,7 +98,8 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     """The phases of an algorithm, by start: one if it is a single strategy.
 
     Raises:
-        ValueError: No phase starts at step 0, or two start at the same step.
+        UserError: No phase starts at step 0, two start at the same step, or a number is
+            no whole one.
     """
     if isinstance(algorithm, Strategy):
         return (Phase(0, algorithm),)
@@ -111,14 +112,14 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
             f"strategy is a {type(algorithm).__name__}: give a Strategy, such as "
             "parsgd.sync_sgd(optimizer) makes, or a tuple of Phases"
         )
+    for phase in algorithm:
+        check_whole("a phase's start", phase.start, 0)
+        if phase.local_steps is not None:
+            check_whole("a phase's local_steps", phase.local_steps)
     ordered = tuple(sorted(algorithm, key=lambda phase: phase.start))
     starts = [phase.start for phase in ordered]
     if not starts or starts[0] != 0 or len({*starts}) < len(starts):
-        raise ValueError(f"phases must start at 0 and at different steps, got {starts}")
-    for phase in ordered:
-        check_whole("start", phase.start, 0)
-        if phase.local_steps is not None and phase.local_steps < 1:
-            raise ValueError(f"local_steps={phase.local_steps} of a phase: 1 or more")
+        raise UserError(f"phases must start at 0 and at different steps, got {starts}")
     return ordered
 
 

@@ -4,6 +4,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -92,5 +93,5 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
         Traceback (most recent call last):
         parsgd.errors.UserError: levels=2.5: give a whole number, 1 or more
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name}={value}: give a whole number, {least} or more")

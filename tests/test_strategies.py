@@ -270,3 +270,24 @@ def test_only_every_step_methods_have_no_sync():
     for name, row in ZOO.items():
         every = all(p.strategy.sync is no_sync for p in phases(row.make(optax.sgd(1))))
         assert every == (row.local_steps == 1), name
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ({"start": 0, "local_steps": 2.5}, "a phase's local_steps=2.5"),
+        ({"start": 0, "local_steps": 0}, "a phase's local_steps=0"),
+        ({"start": 0.5}, "a phase's start=0.5"),
+        ({"start": 3}, "phases must start at 0"),
+    ],
+)
+def test_phases_with_odd_numbers_are_refused(phase, message):
+    strategy = parsgd.sync_sgd(optax.sgd(0.1))
+    with pytest.raises(parsgd.UserError, match=message):
+        parsgd.core.phases((parsgd.Phase(strategy=strategy, **phase),))
+
+
+def test_numbers_of_numpy_are_whole_too():
+    strategy = parsgd.sync_sgd(optax.sgd(0.1))
+    (phase,) = parsgd.core.phases((parsgd.Phase(np.int64(0), strategy, np.int32(4)),))
+    assert phase.local_steps == 4

@@ -32,6 +32,7 @@ from parsgd.core import TrainState, mean_readout
 from parsgd.errors import FolderError
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement
+from parsgd.reducers.exchange import STRIPED
 from parsgd.training.engine import Engine
 from parsgd.training.worker import Worker
 from parsgd.words import counted
@@ -39,8 +40,6 @@ from parsgd.words import counted
 KEPT, MEAN, SPLIT = "kept", "mean of the workers", "split anew between the workers"
 READOUT, DEALT = "the readout, on every worker", "each from an old worker"
 DROPPED, NEW = "dropped, as it has no place any more", "new, as at the start"
-
-STRIPED = "/owner_error/"  # of `parsgd.reducers.exchange`: a stripe for each worker
 
 Arrays = dict[str, Any]  # numpy
 Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Mapping[str, Any]]
@@ -124,7 +123,7 @@ def _fitted(
             f"{list(wanted)} with {counted(count, 'worker')}, and there is no rule to "
             "get from one to the other: go on with as many workers as before"
         )
-    if STRIPED in name and not differ:
+    if f"/{STRIPED}/" in name and not differ:
         # More owners than columns: each has one, so their sizes do not tell.
         differ = [len(one) - 1]
     if differ:

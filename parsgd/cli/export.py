@@ -15,7 +15,7 @@ from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
 from parsgd.cli.resume import CHECKPOINTS
 from parsgd.config.choices import config_dir
-from parsgd.config.objects import build
+from parsgd.config.objects import SIZES, build
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.errors import UserError, first_line
@@ -47,8 +47,6 @@ all devices; each example counts once. A run with parts of your own needs the
 
   parsgd evaluate outputs/2026-01-31/12-00-00-000000 step=best
 """
-SIZES = ("workers", "local_steps", "worker_batch", "global_batch", "epochs", "samples")
-SIZES += ("rounds", "seed", "tail", "micro_batches")
 
 
 class Model(NamedTuple):

@@ -43,6 +43,9 @@ class ExchangeState(NamedTuple):
     owner_error: dict[str, jax.Array]
 
 
+STRIPED = ExchangeState._fields[1]  # together the stripes of all workers are the array
+
+
 class Averaged(NamedTuple):
     """What became of arrays, by path.
 

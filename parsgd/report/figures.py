@@ -17,6 +17,7 @@ from matplotlib.ticker import (
 )
 
 from parsgd.report.study import (
+    MEASURES,
     Entry,
     Part,
     Study,
@@ -37,7 +38,6 @@ from parsgd.words import counted
 
 LINES = 16  # more lines in a still picture cannot be followed
 WRAP = 60  # characters in a line of the legend
-MEASURES = {"test_accuracy": "test accuracy", "test_loss": "test loss"}
 
 
 def draw(study: Study, folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ import polars as pl
 from itables.javascript import generate_init_offline_itables_html
 
 from parsgd.results import COLUMNS
+from parsgd.results.export import heading
 
 SHOWN = (
     "workers",
@@ -53,7 +54,7 @@ def grid(table: pl.DataFrame) -> str:
     shown = _shown(table)
     extra = [name for key in ERRORS if key in shown for name in ERRORS[key]]
     names = [*shown, *extra]
-    frame = table.select(pl.col(name).alias(_heading(name)) for name in names)
+    frame = table.select(pl.col(name).alias(heading(name)) for name in names)
     definitions = [{"targets": list(range(len(shown), len(names))), "visible": False}]
     for i, name in enumerate(names):
         if name in FORMS:
@@ -114,11 +115,3 @@ def _shown(table: pl.DataFrame) -> list[str]:
 
 def _says(table: pl.DataFrame, name: str) -> bool:
     return name in ("strategy", "status") or table[name].is_not_null().any()
-
-
-def _heading(name: str) -> str:
-    if name not in COLUMNS:
-        return name
-    column = COLUMNS[name]
-    unit = f" ({column.unit})" if column.unit and column.unit != "B" else ""
-    return column.title + unit

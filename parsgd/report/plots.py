@@ -13,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from parsgd.report.study import (
+    MEASURES,
     Axis,
     Entry,
     Part,
@@ -27,7 +28,6 @@ from parsgd.results.export import MISSING
 
 LINES = 36  # on one plot; the filters thin them out
 CROWD = 16  # more lines than this are drawn thinner
-MEASURES = {"test_accuracy": "test accuracy", "test_loss": "test loss"}
 
 
 def plots(part: Part) -> dict[str, tuple[str, go.Figure]]:

@@ -28,6 +28,8 @@ AXES = (
     Axis("round", "rounds"),
     Axis("bytes", "bytes sent per worker", log=True),
 )
+# The second where no accuracy was measured.
+MEASURES = {"test_accuracy": "test accuracy", "test_loss": "test loss"}
 UNEQUAL = 6  # times: curves whose ends are further apart share no linear axis
 
 
@@ -55,7 +57,7 @@ class Part(NamedTuple):
 
     task: str
     target: Target
-    measure: str  # test_accuracy, or test_loss where no accuracy was measured
+    measure: str  # a key of MEASURES
     entries: list[Entry]  # soonest at the target first
 
 

@@ -61,7 +61,7 @@ def readable(table: pl.DataFrame) -> pl.DataFrame:
     """
     return pl.DataFrame(
         [
-            pl.Series(_heading(name), texts(table, name), pl.String)
+            pl.Series(heading(name), texts(table, name), pl.String)
             for name in table.columns
             if name not in _HIDDEN
             and not (name in _OPTIONAL and _says_nothing(table, name))
@@ -138,7 +138,8 @@ def _says_nothing(table: pl.DataFrame, name: str) -> bool:
     return table[name].is_null().all()
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """What stands above a column of the table, with its unit."""
     if name not in COLUMNS:
         return name
     column = COLUMNS[name]
