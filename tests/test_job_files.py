@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from parsgd import results
+from parsgd.cli import earlier
 from parsgd.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -166,3 +167,20 @@ def test_environment_starts_no_backend():
     machine = results.machine(devices=[1])
     assert machine["devices"] == ["1"] and machine["cores"] >= 1
     assert machine["memory_bytes"] > 0 and machine["cpu"]
+
+
+def test_J1_a_skipped_job_has_the_score_that_it_had(tmp_path, monkeypatch):
+    """Of a task without an accuracy too, where it is minus the loss."""
+    records = [{"test_loss": 2.0}, {"test_loss": 0.5}, {"test_loss": float("nan")}]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"round": i, **r}) + "\n" for i, r in enumerate(records))
+    )
+    (tmp_path / "config.yaml").write_text("workers: 1\n")
+    (tmp_path / "result.json").write_text(
+        json.dumps({"schema": 1, "status": "diverged", "reason": "too fast"})
+    )
+    assert earlier.end_of(tmp_path) == ("too fast", -0.5)
+    monkeypatch.setattr(earlier.cluster, "is_first", lambda: False)
+    told = json.dumps(["slow", -0.25])
+    monkeypatch.setattr(earlier.cluster, "agree", lambda name, text: text or told)
+    assert earlier.end_of(tmp_path) == ("slow", -0.25)

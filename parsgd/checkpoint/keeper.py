@@ -22,7 +22,12 @@ from parsgd.checkpoint.agreed import (
 )
 from parsgd.checkpoint.base import Keeper, Resumed
 from parsgd.checkpoint.lock import locked
-from parsgd.checkpoint.names import REPLACED, UNREADABLE, refuse_foreign
+from parsgd.checkpoint.names import (
+    REPLACED,
+    UNREADABLE,
+    refuse_foreign,
+    refuse_pattern,
+)
 from parsgd.checkpoint.settings import (
     FORMAT,
     Checkpoints,
@@ -55,6 +60,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
     from parsgd.checkpoint.store import Store
 
     folder = Path(settings.folder)
+    refuse_pattern(folder)
     with contextlib.ExitStack() as stack:
 
         def claim() -> None:

@@ -10,6 +10,7 @@ from parsgd.errors import FolderError
 TEMPORARY = ".orbax-checkpoint-tmp"  # being written
 STATE, META = "state", "meta"  # parts of a checkpoint
 NEEDED = {"format", "facts", "config", "workers", "leaves", "step", "round", "history"}
+PATTERN = "*?[\\"  # in a path
 UNREADABLE, REPLACED = ".unreadable", ".replaced"  # out of the way
 
 
@@ -39,6 +40,22 @@ def read_meta(folder: Path, step: int) -> dict[str, Any]:
     if not isinstance(meta, dict) or not meta.keys() >= NEEDED:
         raise ValueError("it was not written by parsgd")
     return meta
+
+
+def refuse_pattern(folder: Path) -> None:
+    """Refuse a path in which Orbax would look for other files than it wrote.
+
+    It takes these characters of the path for a pattern, and does not find its parts.
+
+    Raises:
+        FolderError: Names them.
+    """
+    if odd := [c for c in PATTERN if c in str(folder.absolute())]:
+        raise FolderError(
+            f"{folder.absolute()}: checkpoints cannot be in a folder whose path has "
+            f"{' '.join(odd)} in it, as they could not be read again: choose another "
+            "with hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null)"
+        )
 
 
 def refuse_foreign(folder: Path) -> None:

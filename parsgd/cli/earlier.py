@@ -6,9 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from parsgd import cluster
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
+from parsgd.results import read_job
 from parsgd.results.writing import RESULT
+from parsgd.training.evaluate import best_score
 
 DONE = ("completed", "diverged")
 
@@ -37,6 +42,28 @@ def refuse_other(folder: Path, config: dict[str, Any]) -> None:
         f"{', '.join(changed[:3])}{more}: choose another folder with "
         "hydra.run.dir=DIR, or remove this one"
     )
+
+
+def end_of(folder: Path) -> tuple[str | None, float]:
+    """Why the folder's run ended, and its `best_score`, on all processes."""
+    told = ""
+    if cluster.is_first():  # the others may not see the folder
+        job = read_job(folder)
+        told = json.dumps([job.reason, best_score(job.metrics)])
+    reason, score = json.loads(cluster.agree("end of the run before", told))
+    return reason, score
+
+
+def overrides_in(folder: Path) -> list[str] | None:
+    """The overrides of the job that a folder holds; None where it holds none.
+
+    Hydra writes its file before a job may be refused, so a result goes first.
+    """
+    path = folder / ".hydra" / "overrides.yaml"
+    found = _result(folder).get("overrides")
+    if found is None:
+        found = yaml.safe_load(path.read_text()) if path.is_file() else None
+    return None if found is None else [str(override) for override in found]
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
 from parsgd.cli.caching import cache_compilations
-from parsgd.cli.earlier import refuse_other, remove_if_empty, settled
+from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.progress import Display
 from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
@@ -27,7 +27,7 @@ from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
 from parsgd.results.writing import RESULT
-from parsgd.training.evaluate import score_of
+from parsgd.training.evaluate import best_score
 from parsgd.training.train import Observer, Record, fit
 
 log = logging.getLogger(__name__)
@@ -259,9 +259,7 @@ def _train(
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)
     measured = {"summary": summary, "final": run.history[-1], "best": best}
     measured["machine"] = results.machine(jax.devices())
-    scores = [score for score in map(score_of, run.history) if math.isfinite(score)]
-    score = max(scores, default=math.nan)
-    return Outcome(run.status, run.reason, score=score), measured
+    return Outcome(run.status, run.reason, score=best_score(run.history)), measured
 
 
 def _as_stored(cfg: DictConfig) -> dict[str, Any]:
@@ -285,11 +283,8 @@ def _as_written(cfg: DictConfig, key: Any) -> Any:
 
 
 def _skipped(folder: Path, status: str) -> Outcome:
-    if not cluster.is_first():
-        return Outcome(status, skipped=True)
-    job = results.read_job(folder)
-    score = score_of(job.best or {})
-    return Outcome(status, job.reason, skipped=True, score=score)
+    reason, score = end_of(folder)
+    return Outcome(status, reason, skipped=True, score=score)
 
 
 def _now() -> str:

@@ -9,15 +9,15 @@ as ``SystemExit``.
 """
 
 import errno
+import fcntl
 import os
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import yaml
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster
 from parsgd.cli import launchers
+from parsgd.cli.earlier import overrides_in
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
 from parsgd.errors import UserError
@@ -79,11 +80,12 @@ class Sweep(Callback):
             if jobs is None and self._dry_run:
                 print("hydra/sweeper chooses each job by those before: none to list")
                 raise SystemExit(0)
+            folder = Path(config.hydra.sweep.dir)
             if jobs is None:
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)
+                self._hold(folder)
                 return
-            folder = Path(config.hydra.sweep.dir)
             _refuse_run(folder)
             _refuse_other_sweep(folder, jobs)
             if self._dry_run:
@@ -94,7 +96,8 @@ class Sweep(Callback):
             others = launchers.elsewhere(config.hydra)
             make_devices([config.placement.devices, *values], others)
             _refuse_if_all_wrong(config, jobs)
-            _make_folder(folder, "hydra.sweep.dir")
+            self._hold(folder)
+            _refuse_other_sweep(folder, jobs)  # that began meanwhile
             if cluster.is_first():
                 print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
         except Exception as error:
@@ -104,6 +107,18 @@ class Sweep(Callback):
             if cluster.is_first():
                 print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
             raise SystemExit(2) from error
+
+    def _hold(self, folder: Path) -> None:
+        """Keep the folder for this sweep until the command ends."""
+        reason = ""
+        if cluster.is_first():
+            try:
+                _make_folder(folder, "hydra.sweep.dir")
+                self._held = _held(folder)
+            except UserError as error:
+                reason = str(error)
+        if reason := cluster.agree("sweep", reason):
+            raise UserError(reason)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Build and show the report; exit with 1 if a job failed or diverged."""
@@ -277,14 +292,24 @@ def _make_folder(folder: Path, key: str) -> None:
         ) from error
 
 
+def _held(folder: Path) -> BinaryIO:
+    """The sweep's file, locked until it is closed or the process ends."""
+    file = open(folder / SWEPT, "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(
+            f"another sweep is running in {folder}, and their jobs would mix: wait for "
+            "it or end it, or choose another folder with hydra.sweep.dir=DIR"
+        ) from error
+    return file
+
+
 def _refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
     """Jobs are numbered, so a folder can be completed only by the same sweep."""
     for number, job in enumerate(jobs):
-        path = folder / str(number) / ".hydra" / "overrides.yaml"
-        if not path.is_file():
-            continue
-        there = [str(override) for override in yaml.safe_load(path.read_text()) or []]
-        if sorted(there) != sorted(job):
+        there = overrides_in(folder / str(number))
+        if there is not None and sorted(there) != sorted(job):
             raise UserError(
                 f"{folder} holds another sweep: its job {number} is "
                 f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "

@@ -84,3 +84,9 @@ def score_of(record: Mapping[str, Any]) -> float:
     if accuracy is not None:
         return accuracy
     return -record.get("test_loss", math.nan)
+
+
+def best_score(records: Sequence[Mapping[str, Any]]) -> float:
+    """The best `score_of` of a run's evaluations, or NaN."""
+    scores = [score for score in map(score_of, records) if math.isfinite(score)]
+    return max(scores, default=math.nan)
