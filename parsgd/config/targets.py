@@ -92,15 +92,32 @@ def call(
 
 def takes(node: Any, name: str) -> bool:
     """Whether a function of this library that is called has an argument ``name``."""
+    function = _own_function(node)
+    return callable(function) and name in inspect.signature(function).parameters
+
+
+def is_call_of(node: Any, function: Any) -> bool:
+    """Whether what is called is this function of this library, by whatever name."""
+    return _own_function(node) is function
+
+
+def _own_function(node: Any) -> Any:
+    """What of this library a node calls; None if it calls anything else."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     module, _, attribute = str(target).rpartition(".")
     if module.partition(".")[0] != "parsgd":
-        return False
+        return None
     try:
-        function = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError):
-        return False  # the call itself will tell what is wrong
-    return callable(function) and name in inspect.signature(function).parameters
+        return None  # the call itself will tell what is wrong
+
+
+def wrong(key: str, value: Any, wanted: str) -> UserError:
+    """What to say of a call that returns something else than is wanted."""
+    return UserError(
+        f"{key}._target_ returns a {type(value).__name__}; it must return {wanted}"
+    )
 
 
 def no_target(node: Any, key: str) -> str:
