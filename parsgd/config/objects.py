@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parsgd.config.messages import explain, nearest
 from parsgd.config.optimizer import Scaled, is_adam, make_optimizer
-from parsgd.config.schema import Config, Placement, register
+from parsgd.config.schema import Checkpoint, Config, Placement, register
 from parsgd.config.targets import ALLOWED, call, is_call_of, takes, wrong
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
@@ -100,8 +100,8 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     """The config as plain values, if it is whole: what can be said without any call.
 
     Raises:
-        UserError: A value is missing, a key is unknown, or there are several batch
-            sizes or budgets, or none.
+        UserError: A value is missing, a key is unknown or of no use, or there are
+            several batch sizes or budgets, or none.
     """
     config = resolved(cfg)
     if missing := sorted(OmegaConf.missing_keys(cfg)):
@@ -112,7 +112,27 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     )
     check_given(batches, budgets)
     _check_used(config)
+    if "checkpoint" in cfg and not saves(cfg):
+        _check_off(cfg.checkpoint)
     return config
+
+
+def saves(cfg: DictConfig) -> bool:
+    """Whether the config's run saves checkpoints."""
+    node = cfg.checkpoint
+    return (node.rounds, node.minutes) != (None, None) or bool(node.keep_best)
+
+
+def _check_off(node: DictConfig) -> None:
+    """Refuse what only runs with checkpoints have a use for."""
+    for f in fields(Checkpoint):
+        if (value := node[f.name]) != f.default:
+            given = f"checkpoint.{f.name}={str(value).lower()}"
+            raise UserError(
+                f"{given}: this run saves no checkpoints, so nothing would use it: "
+                "give checkpoint.rounds or checkpoint.minutes too, or leave it out; a "
+                "run that saved goes on with `parsgd train resume=DIR`"
+            )
 
 
 def _check_used(config: Mapping[str, Any]) -> None:
