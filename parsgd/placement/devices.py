@@ -16,7 +16,6 @@ what that is. Synchronous SGD on 256 simulated workers keeps one copy of the par
 one-bit SGD one copy and 256 residuals, with no help from the algorithm.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from parsgd import cluster
+from parsgd import cluster, cores
 from parsgd.comm import DEVICES
 from parsgd.errors import UserError
 from parsgd.words import counted
@@ -75,13 +74,6 @@ class Placement(NamedTuple):
         )
 
 
-def cores() -> int:
-    """Cores that this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def want_cpu_devices(count: int) -> None:
     """Ask for ``count`` CPU devices, if JAX has not started its backends yet.
 
@@ -109,7 +101,7 @@ def prepare(devices: int | Sequence[int] | None) -> None:
 
     One for each core, or as many as asked for; called before the backend starts.
     """
-    want_cpu_devices(max([cores(), *(i + 1 for i in _indices(devices))]))
+    want_cpu_devices(max([len(cores.usable()), *(i + 1 for i in _indices(devices))]))
 
 
 def better_in_turn(
@@ -216,7 +208,7 @@ def place(
         if identical:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
-            usable = min(len(found), cores())
+            usable = min(len(found), len(cores.usable()))
             count = _largest_divisor(workers, usable)
             reason = (
                 f"workers differ between rounds: spread over {counted(usable, 'core')}"
@@ -261,7 +253,7 @@ def _over_processes(
     elif identical:
         own, reason = 1, "workers stay equal: one device of each process"
     else:
-        usable = max(1, cores() // cluster.on_this_host())
+        usable = max(1, len(cores.usable()) // cluster.on_this_host())
         own = _largest_divisor(each, min(usable, len(found)))
         reason = f"spread over {counted(usable, 'core')} of each process"
     own = min(cluster.exchange("devices", str(own)), key=int)

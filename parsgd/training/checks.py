@@ -78,10 +78,9 @@ def check_target(task: Task, spec: TrainState, target_accuracy: float | None) ->
     """
     if target_accuracy is None:
         return
-    x, y = task.data.test
+    one: Any = [rows[:1] for rows in task.data.test]
     with stage("evaluation"):
-        batch: Any = Batch(x[:1], y[:1])
-        found = jax.eval_shape(task.metrics, spec.params, spec.model, batch)
+        found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*one))
     if "accuracy" not in found:
         raise UserError(
             f"target_accuracy={target_accuracy}: the metrics of {task.name} are "
