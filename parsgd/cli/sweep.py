@@ -140,6 +140,7 @@ def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
     overrides = OverridesParser.create().parse_overrides(texts)
+    # Hydra has no public way to know its jobs before it runs them.
     batches = BasicSweeper.split_arguments(overrides, None)
     return [job for batch in batches for job in batch]
 

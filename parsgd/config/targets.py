@@ -7,6 +7,7 @@ cannot choose code.
 """
 
 import inspect
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hydra._internal.utils import _locate
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
@@ -158,12 +158,16 @@ def _check_origin(place: str, target: str, found: Any) -> None:
 
 
 def _located(place: str, target: str) -> Any:
-    """What a target names. Hydra would log a line of its own where it is missing."""
+    """What a target names."""
+    log = logging.getLogger("hydra.utils")
+    before, log.disabled = log.disabled, True  # it tells the same in other words
     try:
-        return _locate(target)
+        return get_object(target)
     except (ImportError, ValueError) as error:
         text = f"{place}._target_={target} cannot be found: {_absence(target, error)}"
         raise UserError(text) from error
+    finally:
+        log.disabled = before
 
 
 def _absence(target: str, error: Exception) -> str:
@@ -182,7 +186,7 @@ def _absence(target: str, error: Exception) -> str:
         )
     if f"{target}.".startswith(f"{missing}."):
         parent, _, name = str(missing).rpartition(".")
-        return f"{parent} has no {name!r}.{nearest(name, dir(_locate(parent)))}"
+        return f"{parent} has no {name!r}.{nearest(name, dir(get_object(str(parent))))}"
     return f"importing it fails, because there is no module {missing!r}"
 
 
