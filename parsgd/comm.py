@@ -136,10 +136,11 @@ def mean(tree: Tree) -> Tree:
     ``p + (mean - p)``, which is not bitwise equal across workers.
 
     In half precision a device's lanes are averaged in ``float32`` and rounded once, but
-    what devices send is added as it is sent. So placements differ, by at most D units
-    in the last place of the largest of the workers' values. In ``float16`` no sum
-    overflows that is not to be: each device divides by D first, which rounds off what
-    is below ``6e-8 D``.
+    the D devices' averages are added in half precision. So placements differ, by at
+    most D units in the last place of the largest of the workers' values. In ``float16``
+    each device divides its average by D before they are added, so that their sum is no
+    larger than the largest of them; each quotient is then rounded to a multiple of
+    6e-8, the smallest number, and the mean is off by up to 3e-8 D.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -2,7 +2,8 @@
 
 The program of one worker is traced with W workers on a named axis (no devices are
 needed, W may be anything) and walked. Each collective contributes its operand's bytes
-times what the usual bandwidth-optimal implementation sends per worker:
+times what the usual bandwidth-optimal implementation sends per worker, as a mean over
+the workers:
 
 ===============  =======================  ==========================================
 collective       bytes sent per worker    n is
@@ -11,7 +12,7 @@ all-reduce       ``2 (W-1)/W n``          bytes of the reduced array
 all-gather       ``(W-1) n``              bytes that this worker contributes
 reduce-scatter   ``(W-1)/W n``            bytes of the whole array
 all-to-all       ``(W-1)/W n``            bytes of the whole array
-permute          ``n``                    bytes of the array, if this worker sends
+permute          ``S/W n``                bytes of the array, which S of W workers send
 ===============  =======================  ==========================================
 
 Loops multiply by their length. Nothing is declared by an algorithm, so a user's own is

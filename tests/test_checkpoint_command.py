@@ -123,6 +123,38 @@ def test_saved_runs_do_not_start_anew_unasked(run, command):  # noqa: F811
     assert (run / "result.json").is_file()
 
 
+PLAIN = (*RUN[:-2], "rounds=2", "hydra.run.dir=run")  # it saves nothing
+
+
+@pytest.mark.parametrize("given", ["step=best", "force=true", "keep_last=3"])
+def test_checkpoint_keys_that_nothing_would_use_are_refused(command, tmp_path, given):  # noqa: F811
+    code, _, err = command("train", *PLAIN, f"checkpoint.{given}")
+    assert code == 2 and "saves no checkpoints, so nothing would use it" in err
+    assert f"checkpoint.{given}: " in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step", ["best", "4"])
+def test_a_step_of_a_run_without_checkpoints_is_refused(command, tmp_path, step):  # noqa: F811
+    given = ("checkpoint.rounds=1", f"checkpoint.step={step}")
+    message = f"checkpoint.step={step}: {tmp_path / 'run'} holds no checkpoint"
+    code, _, err = command("train", *PLAIN, *given)
+    assert code == 2 and message in err
+    assert not (tmp_path / "run").exists()
+    assert command("train", *PLAIN)[0] == 0
+    before = (tmp_path / "run" / "result.json").read_text()
+    code, _, err = command("train", *PLAIN, *given)
+    assert code == 2 and message in err and "differs in" not in err
+    assert (tmp_path / "run" / "result.json").read_text() == before
+
+
+def test_a_sweep_that_is_wrong_about_its_checkpoints_is_told_once(command, tmp_path):  # noqa: F811
+    words = ("-m", *RUN[:-2], "rounds=2", "hydra.sweep.dir=sweep", "seed=0,1")
+    code, _, err = command("train", *words, "checkpoint.step=best")
+    assert code == 2 and "(so in all 2 jobs)" in err
+    assert not (tmp_path / "sweep").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,13 +4,33 @@ import json
 import socket
 
 import pytest
+from jax._src import distributed
+from jaxlib import _jax
 from processes import finished, free_address, parsgd
 
 from parsgd import cluster
-from parsgd.cluster import rendezvous
+from parsgd.cluster import rendezvous, service
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.errors import UserError
+
+STORE = distributed.global_state
+
+
+@pytest.mark.parametrize("name", ["get_distributed_runtime_service", "start_store"])
+def test_a_jax_that_starts_the_store_by_itself_is_refused(monkeypatch, name):
+    monkeypatch.setattr(service, "MAKER", name)
+    before = getattr(_jax, name, None)
+    with service.apart():  # as in a process that has none
+        assert getattr(_jax, name) is service.Service
+    assert getattr(_jax, name, None) is before
+
+    monkeypatch.setattr(STORE, "service", object())
+    own = r"JAX \d.* in a way of its own"
+    with pytest.raises(RuntimeError, match=own), service.apart():
+        pass
+    assert getattr(_jax, name, None) is before
+
 
 MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
 

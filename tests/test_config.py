@@ -14,7 +14,7 @@ import parsgd
 from parsgd import UserError
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir
-from parsgd.config.targets import call, named_packages
+from parsgd.config.targets import ALLOWED, call, named_packages
 from parsgd.data.dataset import Dataset, Split, as_floats
 
 CONF = conf_dir()
@@ -261,10 +261,55 @@ def test_adam_rule_reaches_the_optimizer():
         build("scaling=adam_sqrt")
 
 
+@pytest.mark.parametrize("strategy", ["one_bit_adam", "zero_one_adam"])
+def test_adam_rule_reaches_an_adam_of_its_own(strategy):
+    overrides = (f"strategy={strategy}", "workers=4", "optimizer.b2=0.99")
+    made = build(*overrides, "scaling=adam_sqrt", "strategy.b1=0.95")
+    said = {name: made.facts[f"scaled_{name}"] for name in ("b1", "b2", "eps")}
+    assert said == pytest.approx({"b1": 0.8, "b2": 0.96, "eps": 5e-9})
+    node = made.config["strategy"]
+    assert (node["b1"], node["b2"], node["eps"]) == (0.95, 0.99, 1e-8)
+    own = {k: v for k, v in node.items() if k != "_target_"}
+    oracle = getattr(parsgd, strategy)(0.002, **own | said)
+    ours, theirs = made.strategy[0].strategy, oracle[0].strategy
+    params = before = {"w": jax.numpy.zeros(3)}
+    state, expected = ours.init(params), theirs.init(before)
+    for grad in (1.0, -0.5, 0.1):
+        grads = {"w": jax.numpy.full(3, grad)}
+        params, state = ours.local(grads, state, params)
+        before, expected = theirs.local(grads, expected, before)
+        np.testing.assert_allclose(params["w"], before["w"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["+optimizer.mu_dtype=bfloat16", "optimizer.eps_root=0.1", "optimizer=lamb"],
+)
+def test_an_adam_of_its_own_refuses_what_it_does_not_take(given):
+    key = given.lstrip("+").replace("optimizer=lamb", "optimizer._target_=optax.lamb")
+    with pytest.raises(UserError, match=rf"^{key}: parsgd\.one_bit_adam is an Adam"):
+        build("strategy=one_bit_adam", given)
+    build("strategy=one_bit_adam", "+optimizer.mu_dtype=null")
+
+
 def test_C5_block_momentum_is_said():
     for workers, eta in ((1, "0"), (2, "0.5"), (4, "0.75"), (8, "0.875")):
         lines = build("strategy=block_momentum", f"workers={workers}").lines
         assert f"block momentum eta {eta} (1 - 1/W)" in lines
+
+
+def test_an_argument_of_another_function_is_not_block_momentum(tmp_path, monkeypatch):
+    (tmp_path / "with_eta.py").write_text(
+        "import parsgd\n\ndef made(optimizer, *, eta, momentum):\n"
+        "    return parsgd.local_sgd(optimizer)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for eta in ("0.5", "null", "fast"):
+        given = (f"+strategy.eta={eta}", "+strategy.momentum=some")
+        made = build(
+            "strategy._target_=with_eta.made", *given, allowed=(*ALLOWED, "with_eta")
+        )
+        assert not [x for x in made.lines if "momentum" in x or "at the end" in x]
 
 
 # What a config may call.

@@ -69,11 +69,23 @@ def test_fashion_mnist_nowhere_names_the_three_ways(nowhere):
         load_fashion_mnist(data_dir=nowhere)
 
 
+def test_fashion_mnist_named_folder_is_not_passed_over(nowhere, monkeypatch):
+    write_idx(nowhere / "cache")
+    monkeypatch.setenv("PARSGD_DATA", str(nowhere / "elsewhere"))
+    with pytest.raises(
+        UserError, match=r"PARSGD_DATA=.*elsewhere does not .* unset it"
+    ):
+        load_fashion_mnist()
+    monkeypatch.setenv("PARSGD_DATA", "")
+    assert len(load_fashion_mnist().train.x) == 6
+
+
 def test_fashion_mnist_damaged_files_are_named(nowhere):
     folder = write_idx(nowhere / "cache")
     file = folder / "t10k-labels-idx1-ubyte.gz"
     whole = file.read_bytes()
-    for damage in (whole[:-9], gzip.compress(gzip.decompress(whole)[:-1])):
+    garbled = whole[:10] + b"\xff" * 8 + whole[18:]  # the header is as it was
+    for damage in (whole[:-9], gzip.compress(gzip.decompress(whole)[:-1]), garbled):
         file.write_bytes(damage)
         with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte\.gz"):
             load_fashion_mnist()

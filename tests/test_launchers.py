@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from parsgd import cluster
+from parsgd import cluster, cores
 from parsgd.cli import launchers, slots
 from parsgd.errors import UserError
 
@@ -49,7 +49,7 @@ def test_J1_J2_each_job_has_its_process_and_its_devices(tmp_path):
 @pytest.mark.slow
 def test_submitit_runs_jobs_on_this_machine(tmp_path):
     # More jobs than cores: they wait for each other's share.
-    workers = [1, 2, 4, 8][: len(slots.cores()) + 1]
+    workers = [1, 2, 4, 8][: len(cores.usable()) + 1]
     done = sweep(
         tmp_path, "hydra/launcher=local", f"workers={','.join(map(str, workers))}"
     )
@@ -58,7 +58,7 @@ def test_submitit_runs_jobs_on_this_machine(tmp_path):
     assert [job["config"]["workers"] for job in found] == workers
     assert f"{len(workers)} of {len(workers)} jobs completed" in done.stdout
     shares = len([*(folder / ".slots").iterdir()])
-    assert 1 <= shares <= min(len(workers), len(slots.cores()))
+    assert 1 <= shares <= min(len(workers), len(cores.usable()))
 
 
 def test_a_dry_run_of_a_search_runs_nothing(tmp_path):
@@ -134,7 +134,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs affinity")
 def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
-    cores = sorted(os.sched_getaffinity(0))
+    usable = sorted(os.sched_getaffinity(0))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "4,5,6"}
 
     def start():
@@ -151,9 +151,9 @@ def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
         return process.stdout.readline().strip()
 
     running = [start()]
-    assert told(running[0]) == f"True 0 {slots.part(cores, 0, 2)} 4,6"
+    assert told(running[0]) == f"True 0 {slots.part(usable, 0, 2)} 4,6"
     running.append(start())
-    assert told(running[1]) == f"True 1 {slots.part(cores, 1, 2)} 5"
+    assert told(running[1]) == f"True 1 {slots.part(usable, 1, 2)} 5"
     running.append(start())
     owners = f"{running[0].pid}, {running[1].pid}"
     assert f"all 2 shares of this machine are in use, by processes {owners}" in told(

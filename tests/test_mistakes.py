@@ -2,6 +2,7 @@
 """What a user gets wrong: one message that names it, exit code 2, and no traceback."""
 
 import importlib
+import logging
 import sys
 
 import pytest
@@ -262,6 +263,13 @@ def test_parts_that_nothing_uses_are_refused(words, named):
     build("strategy=compressed", "compressor=top_k", "feedback=ef", "workers=2")
 
 
+def test_a_missing_target_is_told_once(caplog):
+    with pytest.raises(UserError, match="cannot be found: parsgd has no 'sync_sdg'"):
+        build("strategy._target_=parsgd.sync_sdg")
+    assert not caplog.records
+    assert not logging.getLogger("hydra.utils").disabled
+
+
 @pytest.mark.parametrize("strategy", ["zero_one_adam", "one_bit_sgd"])
 @pytest.mark.parametrize("name", ["train", "traffic"])
 def test_local_steps_that_are_not_followed_are_refused(command, name, strategy):
@@ -273,7 +281,7 @@ def test_local_steps_that_are_not_followed_are_refused(command, name, strategy):
     "target",
     [
         "parsgd.cluster.supervise.supervise",
-        "parsgd.placement.devices.os.system",
+        "parsgd.data.fashion_mnist.os.system",
         "parsgd.cli.main",
         "flax.io.rmtree",
     ],

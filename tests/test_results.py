@@ -51,6 +51,82 @@ def test_what_a_config_says_twice_does_not_split_a_configuration(tmp_path):
     assert not [name for name in frame.columns if "reducer" in name or "seed" in name]
 
 
+def chain_job(folder, seed, code="top_k", decay=0.9, bucket=False):
+    """A job of ``feedback=ef_momentum``, whose calls stand in a list."""
+    compressor = {"_target_": f"parsgd.compressors.{code}"}
+    feedback = {
+        "_target_": "optax.chain",
+        "_args_": [
+            {"_target_": "parsgd.reducers.local_momentum", "decay": decay},
+            {
+                "_target_": "parsgd.error_feedback",
+                "compressor": compressor,
+                "bucket": bucket,
+                "seed": seed,
+            },
+        ],
+    }
+    fake_job(
+        folder,
+        seed=seed,
+        strategy={"_target_": "parsgd.compressed_sgd", "reducer": feedback},
+        compressor=compressor,
+        feedback=feedback,
+        overrides=[],
+    )
+
+
+def test_calls_in_a_list_tell_configurations_apart_and_their_seeds_do_not(tmp_path):
+    for decay in (0.5, 0.9):
+        for seed in range(2):
+            chain_job(tmp_path / f"{decay}{seed}", seed, decay=decay)
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["n"]) == [2, 2]
+    assert sorted(frame["feedback._args_.0.decay"]) == [0.5, 0.9]
+    assert not [name for name in frame.columns if "reducer" in name or "seed" in name]
+
+
+def test_a_compressor_in_a_list_is_said_once(tmp_path):
+    for code in ("top_k", "qsgd"):
+        chain_job(tmp_path / code, 0, code=code)
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["compressor"]) == ["qsgd", "top_k"]
+    assert not [name for name in frame.columns if "_args_" in name]
+
+
+def test_a_function_named_after_compressors_hides_no_arguments(tmp_path):
+    compressor = {"_target_": "parsgd.compressors.top_k"}
+    for power in (1, 2):
+        feedback = {
+            "_target_": "my_compressors.feedback",
+            "compressor": compressor,
+            "power": power,
+        }
+        strategy = {"_target_": "parsgd.compressed_sgd", "reducer": feedback}
+        fake_job(
+            tmp_path / str(power),
+            strategy=strategy,
+            compressor=compressor,
+            feedback=feedback,
+            overrides=[],
+        )
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["feedback.power"]) == [1, 2]
+
+
+def test_a_reducer_that_is_not_the_feedback_is_told(tmp_path):
+    feedback = {"_target_": "parsgd.error_feedback", "bucket": False}
+    for bucket in (False, True):
+        reducer = feedback | {"bucket": bucket}
+        fake_job(
+            tmp_path / str(bucket),
+            strategy={"_target_": "parsgd.compressed_sgd", "reducer": reducer},
+            feedback=feedback,
+            overrides=[],
+        )
+    assert len(results.table(results.load(tmp_path))) == 2
+
+
 def test_single_seed_has_no_standard_error(tmp_path):
     fake_job(tmp_path)
     (row,) = results.table(results.load(tmp_path)).to_dicts()

@@ -161,12 +161,20 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
 
 @pytest.mark.parametrize(
     "wanted, expected",
-    [([None], 1), ([2, 5, None], 5), ([[1, 7]], 8), (["x", 2.5, True, []], 1)],
+    [
+        ([None], 1),
+        ([2, 5, None], 5),
+        ([[1, 7]], 8),
+        (["x", 2.5, True, []], 1),
+        ([[True, 7]], 1),
+    ],
 )
 def test_devices_suffice_for_the_largest_job(monkeypatch, wanted, expected):
     asked = []
     monkeypatch.setattr("parsgd.cli.sweep.want_cpu_devices", asked.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    # As under taskset, on a machine with more.
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {3}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
     make_devices(wanted)
     assert asked == [expected]
 

@@ -124,6 +124,26 @@ def test_D1_D8_C6_I4_mistakes_are_named_before_anything_compiles(options, messag
         parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **options)
 
 
+def test_a_target_that_nothing_measures_is_refused_before_anything_compiles():
+    def only_loss(params, model, batch):
+        return {"loss": task.metrics(params, model, batch)["loss"]}
+
+    task, started = tiny(), []
+
+    class Watch(Observer):
+        def start(self, summary, lines):
+            started.append(summary)
+
+    sizes = {"worker_batch": 4, "epochs": 1, "observer": Watch()}
+    strategy = parsgd.sync_sgd(optax.sgd(0.1))
+    with pytest.raises(UserError, match=r"^target_accuracy=0\.5: .* tiny are loss,"):
+        parsgd.fit(
+            task._replace(metrics=only_loss), strategy, target_accuracy=0.5, **sizes
+        )
+    assert not started
+    assert parsgd.fit(task._replace(metrics=only_loss), strategy, **sizes).summary
+
+
 def test_C6_more_local_steps_than_steps_warns():
     lines = []
 

@@ -50,7 +50,7 @@ def shared_by_all(folder: Path) -> None:
         f"{folder}: process {other[0]}, on {other[1]}, does not see what process 0 "
         "wrote there. The checkpoints of several processes need a folder that all of "
         "them share, as over NFS: choose one with hydra.run.dir=DIR, or go on without "
-        "them (checkpoint.rounds=null)"
+        "them (checkpoint.rounds=null, in a script checkpoints=None)"
     )
     raise FolderError(cluster.agree("the folder's name", text))
 

@@ -30,6 +30,7 @@ from parsgd.checkpoint.names import (
 )
 from parsgd.checkpoint.settings import (
     FORMAT,
+    NEWEST,
     Checkpoints,
     check_format,
 )
@@ -103,7 +104,9 @@ class _Saving(Keeper):
     def look(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
         steps = self.store.steps()
-        chosen = self.store.chosen(str(self.settings.step)) if steps else 0
+        # A step that is named must be there; else a run may be at its start.
+        named = self.settings.step != NEWEST
+        chosen = self.store.chosen(self.settings.step) if steps or named else 0
         for step in [step for step in steps if step <= chosen]:
             try:
                 meta = self.store.meta(step)
@@ -124,7 +127,7 @@ class _Saving(Keeper):
         steps = self.store.steps()
         if not steps:
             return None
-        chosen = self.store.chosen(str(self.settings.step))
+        chosen = self.store.chosen(self.settings.step)
         newer = [step for step in steps if step > chosen]
         steps = steps[len(newer) :]
         template = engine.init(key)

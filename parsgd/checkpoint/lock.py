@@ -70,5 +70,6 @@ def unwritable(folder: Path, error: OSError) -> FolderError:
     return FolderError(
         f"{folder} cannot be written ({error.strerror or error}): checkpoints need a "
         "folder that you may write to and that has space; choose another with "
-        "hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null)"
+        "hydra.run.dir=DIR, or go on without them "
+        "(checkpoint.rounds=null, in a script checkpoints=None)"
     )

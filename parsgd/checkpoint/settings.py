@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from parsgd.checkpoint.names import is_step
 from parsgd.errors import FolderError, UserError, check_whole
 
 FORMAT = 2  # of what is stored; 1 had checksums of whole arrays only
+NEWEST, BEST = "latest", "best"  # in place of a number of steps
 
 
 class Checkpoints(NamedTuple):
@@ -42,7 +44,7 @@ class Checkpoints(NamedTuple):
     every_minutes: float | None = None
     keep_last: int = 2
     keep_best: int = 0
-    step: str = "latest"
+    step: str | int = NEWEST
     force: bool = False
     config: Mapping[str, Any] | None = None
     overrides: Sequence[str] = ()
@@ -74,15 +76,19 @@ def check(settings: Checkpoints) -> None:
             f"checkpoints is a {type(settings).__name__}: give "
             "parsgd.Checkpoints(folder, every_rounds=100)"
         )
+    # In the words of whoever set them.
+    dot = "" if settings.config is None else "checkpoint."
+    every = "every_" if settings.config is None else dot
     if settings.every_rounds is not None:
-        check_whole("checkpoint.rounds", settings.every_rounds)
+        check_whole(f"{every}rounds", settings.every_rounds)
     minutes = settings.every_minutes
     if minutes is not None and not minutes > 0:
-        raise UserError(f"checkpoint.minutes={minutes}: give a number above 0, or null")
-    check_whole("checkpoint.keep_last", settings.keep_last)
-    check_whole("checkpoint.keep_best", settings.keep_best, 0)
+        null = "None" if settings.config is None else "null"
+        raise UserError(f"{every}minutes={minutes}: give a number above 0, or {null}")
+    check_whole(f"{dot}keep_last", settings.keep_last)
+    check_whole(f"{dot}keep_best", settings.keep_best, 0)
     step = str(settings.step)
-    if step not in ("latest", "best") and not (step.isascii() and step.isdecimal()):
+    if step not in (NEWEST, BEST) and not is_step(step):
         raise UserError(
-            f"checkpoint.step={step}: give latest, best, or a number of steps"
+            f"{dot}step={step}: give {NEWEST}, {BEST}, or a number of steps"
         )

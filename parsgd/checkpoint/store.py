@@ -22,7 +22,8 @@ from etils import epath
 from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.names import META, STATE, free, is_step, read_meta, steps_in
-from parsgd.errors import UserError, first_line
+from parsgd.checkpoint.settings import BEST, NEWEST
+from parsgd.errors import FolderError, UserError, first_line
 from parsgd.training.evaluate import score_of
 
 SUMS = "crc32"  # in the meta data
@@ -148,23 +149,24 @@ class Store:
         with cluster.together("the end of saving"), self._explained():
             self._manager.wait_until_finished()
 
-    def chosen(self, step: str) -> int:
+    def chosen(self, step: str | int) -> int:
         """The number of steps that is meant by ``latest``, ``best`` or a number.
 
         Raises:
-            UserError: There is no such checkpoint.
+            FolderError: There is no such checkpoint.
         """
-        steps = self.steps()
+        steps, step = self.steps(), str(step)
         if not steps:
-            raise UserError(
-                f"{self.folder} holds no checkpoint: runs save with checkpoint.rounds=N"
+            raise FolderError(
+                f"step={step}: {self.folder} holds no checkpoint; runs save with "
+                "checkpoint.rounds=N, or every_rounds of parsgd.Checkpoints"
             )
-        if step == "latest":
+        if step == NEWEST:
             return steps[0]
-        if step == "best":
+        if step == BEST:
             return self._best(steps)
         if not is_step(step) or int(step) not in steps:
-            raise UserError(
+            raise FolderError(
                 f"step={step}: {self.folder} holds the steps "
                 f"{', '.join(map(str, reversed(steps)))}; or say latest or best"
             )
@@ -178,14 +180,14 @@ class Store:
                 break
         scored = [r for r in history if score_of(r) > -np.inf]
         if not scored:
-            raise UserError(
+            raise FolderError(
                 f"{self.folder}: no finite evaluation is recorded, so none is known to "
                 "be the best"
             )
         best = max(scored, key=score_of)["step"]
         if best not in steps:
             listed = ", ".join(map(str, reversed(steps)))
-            raise UserError(
+            raise FolderError(
                 f"{self.folder}: the best evaluation was at step {best}, which was not "
                 f"kept: runs keep it with checkpoint.keep_best=1. Here are {listed}"
             )

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
+from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.progress import Display
-from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
+from parsgd.cli.resume import has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
@@ -96,23 +97,25 @@ def _run_job(
     first = cluster.is_first()
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     config = _as_stored(cfg)
-    back = cfg.checkpoint.step != "latest"  # to before its end
+    back = saving.goes_back(cfg)  # to before its end
     if done := cluster.agree("settled", "" if back else settled(folder, config)):
         return _skipped(folder, done)
     try:
-        saving = OmegaConf.to_container(cfg.checkpoint, resolve=True)
-        check_alike(config | {"checkpoint": saving})
+        kept = OmegaConf.to_container(cfg.checkpoint, resolve=True)
+        check_alike(config | {"checkpoint": kept})
         cache_compilations()
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         if done := cluster.agree("settled", "" if back else settled(folder, config)):
             return _skipped(folder, done)
+        if back:
+            saving.refuse_none(folder, cfg)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             if alone:
                 refuse_other(folder, config)
             recorder.say("its config has changed or it failed: it is run again")
-        checkpoints = _checkpoints(cfg, folder, overrides)
+        checkpoints = saving.checkpoints(cfg, folder, overrides)
         outcome, measured = _train(built, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
@@ -207,36 +210,6 @@ class Recorder(Observer):
         if cluster.is_first():
             results.append(self._folder, record)
         self.display.record(record)
-
-
-def _checkpoints(
-    cfg: DictConfig, folder: Path, overrides: Sequence[str]
-) -> Checkpoints | None:
-    """What the config says of checkpoints; they are in a folder of the job's folder.
-
-    Raises:
-        FolderError: They are off, but the folder holds some.
-    """
-    node, where = cfg.checkpoint, folder / CHECKPOINTS
-    if node.rounds is None and node.minutes is None and not node.keep_best:
-        if has_checkpoints(folder):
-            raise FolderError(
-                f"{where} holds checkpoints, and without checkpoint.rounds or "
-                "checkpoint.minutes this run would start anew beside them: give one of "
-                "the two to go on, or choose another folder with hydra.run.dir=DIR"
-            )
-        return None
-    return Checkpoints(
-        where,
-        every_rounds=node.rounds,
-        every_minutes=node.minutes,
-        keep_last=node.keep_last,
-        keep_best=node.keep_best,
-        step=node.step,
-        force=node.force,
-        config=resolved(cfg),
-        overrides=overrides,
-    )
 
 
 def _train(

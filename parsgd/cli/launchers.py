@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from parsgd import cluster
-from parsgd.cli.slots import cores, remember_gpus, share
+from parsgd import cluster, cores
+from parsgd.cli.slots import remember_gpus, share
 from parsgd.errors import UserError
 
 BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
@@ -35,7 +35,7 @@ def own_share(hydra: Any) -> None:
     elif hydra.launcher._target_.endswith(f".{LOCAL}"):
         # It starts all jobs at once.
         each = hydra.launcher.cpus_per_task or 1
-        share(folder, max(1, len(cores()) // each), wait=True)
+        share(folder, max(1, len(cores.usable()) // each), wait=True)
 
 
 def check(hydra: Any) -> None:

@@ -11,6 +11,7 @@ import re
 import time
 from pathlib import Path
 
+from parsgd import cores
 from parsgd.errors import UserError
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -71,7 +72,7 @@ def _all_taken(folder: Path, count: int) -> UserError:
 
 def _keep_to(slot: int, count: int) -> None:
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, part(cores(), slot, count))
+        os.sched_setaffinity(0, part(cores.usable(), slot, count))
     if gpus := _gpus():
         os.environ[GPUS] = ",".join(part(gpus, slot, count))
 
@@ -84,13 +85,6 @@ def part(things: list, slot: int, count: int) -> list:
         ([1, 3], ['a'])
     """
     return things[slot % len(things) :: count] if things else []
-
-
-def cores() -> list[int]:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def remember_gpus() -> None:

@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from parsgd import cluster
+from parsgd import cluster, cores
 from parsgd.cli import launchers
 from parsgd.cli.earlier import overrides_in
 from parsgd.config.messages import explain, is_mistake
@@ -155,6 +155,7 @@ def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
     overrides = OverridesParser.create().parse_overrides(texts)
+    # Hydra has no public way to know its jobs before it runs them.
     batches = BasicSweeper.split_arguments(overrides, None)
     return [job for batch in batches for job in batch]
 
@@ -169,10 +170,11 @@ def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
     Their number is fixed once JAX has started, so the first job of a sweep must have
     as many as the last. What is no count or list is reported by the job that has it.
     """
-    needed = [os.cpu_count() or 1]
+    needed = [len(cores.usable())]
     for value in wanted:
         numbers = list(value) if isinstance(value, Sequence) else [value]
-        if numbers and all(isinstance(n, int) for n in numbers):
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+        if numbers and whole:
             listed = isinstance(value, Sequence)
             needed.append(max(numbers) + 1 if listed else numbers[0])
     want_cpu_devices(max(needed))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from parsgd import cores
 from parsgd.errors import UserError
 
 USAGE = """\
@@ -178,5 +179,5 @@ def turns(processes: int) -> list[int]:
         raise UserError(
             "--pin: only Linux lets a process choose its core; leave it out"
         )
-    usable = sorted(os.sched_getaffinity(0))
+    usable = cores.usable()
     return [usable[i % len(usable)] for i in range(processes)]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+MAKER = "get_distributed_runtime_service"  # how JAX starts it
 READY, END = "ready", "end"  # what is said over the pipes
 LINGER_SECONDS = 60.0  # at most, for those that are still connected
 TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
@@ -63,15 +64,27 @@ def apart() -> Iterator[None]:
     """Within, ``jax.distributed.initialize`` starts the store as a process.
 
     JAX has no setting for it.
+
+    Raises:
+        RuntimeError: It has started the store in some other way.
     """
+    import jax
+    from jax._src import distributed
     from jaxlib import _jax as module  # pyright: ignore[reportAttributeAccessIssue]
 
-    before = module.get_distributed_runtime_service
-    module.get_distributed_runtime_service = Service
+    before = getattr(module, MAKER, None)
+    setattr(module, MAKER, Service)
     try:
         yield
     finally:
-        module.get_distributed_runtime_service = before
+        setattr(module, MAKER, before) if before else delattr(module, MAKER)
+    # None in other processes than the first.
+    if not isinstance(distributed.global_state.service, Service | None):
+        raise RuntimeError(
+            f"JAX {jax.__version__} starts the store of a run in a way of its own, and "
+            "all processes would abort without a word where process 0 is gone: use "
+            "JAX 0.10, which parsgd was tested with"
+        )
 
 
 def _serve(address: str, processes: int, options: dict[str, Any]) -> None:

@@ -1,24 +1,23 @@
 """``build``: from a run's config, `parsgd.config.schema.Config`, to objects."""
 
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-import optax
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from parsgd import scaling
 from parsgd.config.messages import explain, nearest
-from parsgd.config.schema import Config, Placement, register
-from parsgd.config.targets import ALLOWED, call, no_target, takes
+from parsgd.config.optimizer import Scaled, is_adam, make_optimizer
+from parsgd.config.schema import Checkpoint, Config, Placement, register
+from parsgd.config.targets import ALLOWED, call, is_call_of, takes, wrong
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError
 from parsgd.flat import UNSTORED
+from parsgd.strategies import block_momentum
 from parsgd.tasks import Task
-from parsgd.training.plan import Plan, check_given, make_plan
+from parsgd.training.plan import check_given, make_plan
 
 BATCHES = ("worker_batch", "global_batch")
 BUDGETS = ("epochs", "samples", "rounds")
@@ -81,28 +80,28 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     first = check(cfg)
     task = call(first["task"], "task", allowed=allowed)
     if not isinstance(task, Task):
-        raise _wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
+        raise wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
     plan = make_plan(len(task.data.train.x), **{name: first[name] for name in SIZES})
     config = resolved(cfg, plan.steps)
-    optimizer, rate, facts, lines = _optimizer(config, plan, allowed)
-    strategy = _strategy(config, optimizer, rate, allowed)
+    scaled = make_optimizer(config, plan, allowed)
+    strategy = _strategy(config, scaled, allowed)
     phased = isinstance(strategy, tuple) and strategy
     if not (isinstance(strategy, Strategy) or _phases(phased)):
-        raise _wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
-    lines += _choices(config)
+        raise wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
+    lines = (*scaled.lines, *_choices(config))
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]
     arguments["devices"] = _devices(config["placement"]["devices"])
-    arguments["learning_rate"] = rate if callable(rate) else lambda step: rate
-    return Built(config, task, strategy, arguments, facts, tuple(lines))
+    arguments["learning_rate"] = scaled.schedule
+    return Built(config, task, strategy, arguments, scaled.facts, lines)
 
 
 def check(cfg: DictConfig) -> dict[str, Any]:
     """The config as plain values, if it is whole: what can be said without any call.
 
     Raises:
-        UserError: A value is missing, a key is unknown, or there are several batch
-            sizes or budgets, or none.
+        UserError: A value is missing, a key is unknown or of no use, or there are
+            several batch sizes or budgets, or none.
     """
     config = resolved(cfg)
     if missing := sorted(OmegaConf.missing_keys(cfg)):
@@ -113,7 +112,27 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     )
     check_given(batches, budgets)
     _check_used(config)
+    if "checkpoint" in cfg and not saves(cfg):
+        _check_off(cfg.checkpoint)
     return config
+
+
+def saves(cfg: DictConfig) -> bool:
+    """Whether the config's run saves checkpoints."""
+    node = cfg.checkpoint
+    return (node.rounds, node.minutes) != (None, None) or bool(node.keep_best)
+
+
+def _check_off(node: DictConfig) -> None:
+    """Refuse what only runs with checkpoints have a use for."""
+    for f in fields(Checkpoint):
+        if (value := node[f.name]) != f.default:
+            given = f"checkpoint.{f.name}={str(value).lower()}"
+            raise UserError(
+                f"{given}: this run saves no checkpoints, so nothing would use it: "
+                "give checkpoint.rounds or checkpoint.minutes too, or leave it out; a "
+                "run that saved goes on with `parsgd train resume=DIR`"
+            )
 
 
 def _check_used(config: Mapping[str, Any]) -> None:
@@ -136,26 +155,13 @@ def _holds(node: Any, part: Any) -> bool:
 
 
 def _strategy(
-    config: Mapping[str, Any],
-    optimizer: optax.GradientTransformation,
-    rate: Any,
-    allowed: Sequence[str],
+    config: Mapping[str, Any], scaled: Scaled, allowed: Sequence[str]
 ) -> Algorithm:
     node = config["strategy"]
     call_strategy = functools.partial(call, node, "strategy", allowed=allowed)
-    if not takes(node, "learning_rate"):
-        return call_strategy(optimizer)
-    # Such as 1-bit Adam, which is an optimizer itself.
-    inner = config["optimizer"]
-    unused = {k: inner.get(k) for k in ("eps_root", "nesterov") if inner.get(k)}
-    if inner["_target_"] != "optax.adam" or unused:
-        wrong = unused or {"_target_": inner["_target_"]}
-        key, value = next(iter(wrong.items()))
-        raise UserError(
-            f"optimizer.{key}={value}: {node['_target_']} is an Adam of its own and "
-            "takes only learning_rate, b1, b2 and eps: use optimizer=adam"
-        )
-    return call_strategy(learning_rate=rate)
+    if is_adam(node):
+        return call_strategy(learning_rate=scaled.rate, **scaled.adam)
+    return call_strategy(scaled.optimizer)
 
 
 def _check_keys(config: Mapping[str, Any]) -> None:
@@ -192,96 +198,16 @@ def _phases(value: Any) -> bool:
     return bool(value) and all(isinstance(item, Phase) for item in value)
 
 
-def _wrong(key: str, value: Any, wanted: str) -> UserError:
-    return UserError(
-        f"{key}._target_ returns a {type(value).__name__}; it must return {wanted}"
-    )
-
-
-def _optimizer(
-    config: Mapping[str, Any], plan: Plan, allowed: Sequence[str]
-) -> tuple[optax.GradientTransformation, Any, dict[str, Any], list[str]]:
-    node = config["optimizer"]
-    base = node.get("learning_rate")
-    number = isinstance(base, int | float) and not isinstance(base, bool)
-    if "_target_" not in node:
-        raise UserError(no_target(node, "optimizer"))
-    if not (number and 0 <= base < math.inf):
-        raise UserError(
-            f"optimizer.learning_rate={base}: give the base rate as a number, 0 or "
-            "more; scaling and schedule change it"
-        )
-    rule = call(config["scaling"], "scaling", allowed=allowed)
-    if not isinstance(rule, scaling.Scaling):
-        raise _wrong("scaling", rule, "a parsgd.scaling.Scaling")
-    batch = plan.order.global_batch
-    factor, others = rule.factor(batch), rule.hyperparameters(batch, node)
-    warmup = round(rule.warmup_epochs * plan.order.steps_per_epoch)
-    schedule = None
-    if config["schedule"] is not None:
-        schedule = _schedule(config["schedule"], allowed)
-    rate = scaling.learning_rate(base, factor, warmup_steps=warmup, schedule=schedule)
-    optimizer = call(
-        {k: v for k, v in node.items() if k != "learning_rate"} | others,
-        "optimizer",
-        allowed=allowed,
-        learning_rate=rate,
-    )
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise _wrong("optimizer", optimizer, "an optax.GradientTransformation")
-    facts = {
-        "base_learning_rate": base,
-        "learning_rate": base * factor,
-        "lr_factor": factor,
-        "scaling": rule.rule,
-        "reference_batch": rule.reference_batch,
-    } | {f"scaled_{name}": value for name, value in others.items()}
-    lines = _describe(rule, batch, base, factor, others, warmup)
-    if factor != 1 and warmup >= plan.steps:
-        lines.append(
-            f"warning: the warm-up takes {warmup} steps and the run has {plan.steps}, "
-            f"so no step has the full rate of {base * factor:g}: shorten it with "
-            "scaling.warmup_epochs, or raise the budget"
-        )
-    return optimizer, rate, facts, lines
-
-
-def _schedule(node: Mapping[str, Any], allowed: Sequence[str]) -> Any:
-    for name in ("decay_steps", "transition_steps"):
-        steps = node.get(name, 1)
-        # Of optax's schedules some would stay constant, without a word.
-        if isinstance(steps, int | float) and not steps >= 1:
-            raise UserError(
-                f"schedule.{name}={steps}: must be 1 or more; ${{steps:1.0}} is the "
-                "whole run"
-            )
-    return call(node, "schedule", allowed=allowed)
-
-
-def _describe(rule, batch, base, factor, others, warmup) -> list[str]:
-    against = ""
-    if rule.reference_batch is not None:
-        against = (
-            f": global batch {batch} against reference batch {rule.reference_batch}"
-        )
-    line = f"learning rate {base:g} x {factor:g} = {base * factor:g} "
-    line += f"({rule.rule}{against})"
-    if others:
-        line += "; " + ", ".join(f"{name} {value:g}" for name, value in others.items())
-    if warmup and factor != 1:
-        line += f"; warm-up from {base:g} over {warmup} steps"
-    return [line]
-
-
 def _choices(config: Mapping[str, Any]) -> list[str]:
     """What the strategy does that the other lines do not say."""
     node, lines = config["strategy"], []
-    if "eta" in node and not isinstance(node["eta"], Mapping):
-        eta, source = node["eta"], "as given"
+    # Only of these functions is known what the arguments mean.
+    if is_call_of(node, block_momentum) and not isinstance(node.get("eta"), Mapping):
+        eta, source = node.get("eta"), "as given"
         if eta is None:
             eta, source = 1 - 1 / config["workers"], "1 - 1/W"
         lines.append(f"block momentum eta {eta:g} ({source})")
-    if isinstance(node.get("momentum"), str):
+    if takes(node, "momentum") and isinstance(node.get("momentum"), str):
         lines.append(
             f"local optimizer's state at the end of a round: {node['momentum']}"
         )

@@ -7,6 +7,7 @@ cannot choose code.
 """
 
 import inspect
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hydra._internal.utils import _locate
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
@@ -92,15 +92,32 @@ def call(
 
 def takes(node: Any, name: str) -> bool:
     """Whether a function of this library that is called has an argument ``name``."""
+    function = _own_function(node)
+    return callable(function) and name in inspect.signature(function).parameters
+
+
+def is_call_of(node: Any, function: Any) -> bool:
+    """Whether what is called is this function of this library, by whatever name."""
+    return _own_function(node) is function
+
+
+def _own_function(node: Any) -> Any:
+    """What of this library a node calls; None if it calls anything else."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     module, _, attribute = str(target).rpartition(".")
     if module.partition(".")[0] != "parsgd":
-        return False
+        return None
     try:
-        function = getattr(import_module(module), attribute)
+        return getattr(import_module(module), attribute)
     except (ImportError, AttributeError):
-        return False  # the call itself will tell what is wrong
-    return callable(function) and name in inspect.signature(function).parameters
+        return None  # the call itself will tell what is wrong
+
+
+def wrong(key: str, value: Any, wanted: str) -> UserError:
+    """What to say of a call that returns something else than is wanted."""
+    return UserError(
+        f"{key}._target_ returns a {type(value).__name__}; it must return {wanted}"
+    )
 
 
 def no_target(node: Any, key: str) -> str:
@@ -141,12 +158,16 @@ def _check_origin(place: str, target: str, found: Any) -> None:
 
 
 def _located(place: str, target: str) -> Any:
-    """What a target names. Hydra would log a line of its own where it is missing."""
+    """What a target names."""
+    log = logging.getLogger("hydra.utils")
+    before, log.disabled = log.disabled, True  # it tells the same in other words
     try:
-        return _locate(target)
+        return get_object(target)
     except (ImportError, ValueError) as error:
         text = f"{place}._target_={target} cannot be found: {_absence(target, error)}"
         raise UserError(text) from error
+    finally:
+        log.disabled = before
 
 
 def _absence(target: str, error: Exception) -> str:
@@ -165,7 +186,7 @@ def _absence(target: str, error: Exception) -> str:
         )
     if f"{target}.".startswith(f"{missing}."):
         parent, _, name = str(missing).rpartition(".")
-        return f"{parent} has no {name!r}.{nearest(name, dir(_locate(parent)))}"
+        return f"{parent} has no {name!r}.{nearest(name, dir(get_object(str(parent))))}"
     return f"importing it fails, because there is no module {missing!r}"
 
 

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +32,12 @@ SYSTEM = Path("/usr/share/datasets/fashion-mnist")
 def load_fashion_mnist(*, data_dir: str | Path | None = None) -> Dataset:
     """Images of clothes, ``[N, 28, 28, 1] uint8``, 10 classes, with their own split.
 
-    The four files (``train-images-idx3-ubyte.gz`` and so on) are looked for in
-    ``data_dir``, or else in the folder that the environment variable ``PARSGD_DATA``
-    names, in the user's cache folder, and where Debian's package
-    dataset-fashion-mnist installs them; if they are nowhere, they are downloaded into
-    the cache, with their checksums verified. A folder may hold them directly or in
-    ``fashion-mnist/``, compressed or not.
+    The four files (``train-images-idx3-ubyte.gz`` and so on) are read from
+    ``data_dir``, or else from the folder that the environment variable ``PARSGD_DATA``
+    names. Without either they are looked for in the user's cache folder, and where
+    Debian's package dataset-fashion-mnist installs them; if they are nowhere, they are
+    downloaded into the cache, with their checksums verified. A folder may hold them
+    directly or in ``fashion-mnist/``, compressed or not.
 
     Args:
         data_dir: The one folder to read; nothing else is tried then.
@@ -54,21 +55,29 @@ def load_fashion_mnist(*, data_dir: str | Path | None = None) -> Dataset:
 def _folder(data_dir: Path | None) -> Path:
     cache = _cache()
     if data_dir is not None:
-        places = [data_dir]
-    else:
-        named = os.environ.get("PARSGD_DATA")
-        places = [Path(named)] if named else []
-        places += [cache, SYSTEM]
-    for place in places:
-        for folder in (place.expanduser(), place.expanduser() / "fashion-mnist"):
-            if all(_file(folder, name) for name in SHA256):
-                return folder
-    if data_dir is not None:
-        raise UserError(
-            f"fashion_mnist: data_dir={data_dir} does not hold the four files "
-            f"{', '.join(SHA256)}. {_three_ways()}"
-        )
-    return _download(cache / "fashion-mnist")
+        return _named("data_dir", data_dir)
+    if named := os.environ.get("PARSGD_DATA"):
+        return _named("PARSGD_DATA", Path(named))
+    found = _in(cache) or _in(SYSTEM)
+    return found or _download(cache / "fashion-mnist")
+
+
+def _named(by: str, place: Path) -> Path:
+    """The one folder that was asked for: another one's images may be others."""
+    if found := _in(place.expanduser()):
+        return found
+    unset = "" if by == "data_dir" else ", or unset it to have them found elsewhere"
+    raise UserError(
+        f"fashion_mnist: {by}={place} does not hold the four files "
+        f"{', '.join(SHA256)}: name another folder{unset}. {_three_ways()}"
+    )
+
+
+def _in(place: Path) -> Path | None:
+    for folder in (place, place / "fashion-mnist"):
+        if all(_file(folder, name) for name in SHA256):
+            return folder
+    return None
 
 
 def _download(folder: Path) -> Path:
@@ -80,8 +89,8 @@ def _download(folder: Path) -> Path:
             files.fetch(name)
     except (OSError, ValueError) as error:
         raise UserError(
-            "fashion_mnist: the images are in none of PARSGD_DATA, "
-            f"{folder} and {SYSTEM}, and the download from {URL} failed: "
+            f"fashion_mnist: the images are neither in {folder} nor in {SYSTEM}, and "
+            f"the download from {URL} failed: "
             f"{type(error).__name__}: {error}. {_three_ways()}"
         ) from error
     return folder
@@ -135,7 +144,7 @@ def _idx(folder: Path, name: str) -> np.ndarray:
     assert path is not None
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"fashion_mnist: {path} cannot be read ({error}): remove it and get it "
             f"again. {_three_ways()}"

@@ -69,9 +69,9 @@ class MLP(Classifier, kw_only=True):
 def mlp_258k(classes: int | None = None) -> MLP:
     """A medium network: dense 256-128-64-out, dropout 0.2.
 
-    The study records 258,432 parameters: exactly those of 847 inputs and 3 outputs
-    whose layer has no bias. ``parsgd.synthetic(features=847, classes=3)`` is a task of
-    that shape. On 28 x 28 images with 10 classes the same layers have 242,752.
+    The name counts the parameters for 847 inputs and 3 outputs, 258,432, as of
+    ``parsgd.synthetic(features=847, classes=3)``. On 28 x 28 images with 10 classes
+    the same layers have 242,752. The last layer has no bias.
 
     Args:
         classes: Number of logits; None takes the data set's number of classes.
@@ -82,10 +82,9 @@ def mlp_258k(classes: int | None = None) -> MLP:
 def mlp_6_9m(classes: int | None = None) -> MLP:
     """A large network: dense 1024-1024-512-512-256-out, dropout 0.3.
 
-    The study records 6,885,376 parameters: exactly those of 4,800 inputs and 3
-    outputs whose layer has no bias, as in
+    The name counts the parameters for 4,800 inputs and 3 outputs, 6,885,376, as of
     ``parsgd.synthetic(features=4800, classes=3)``. On 28 x 28 images with 10 classes
-    the same layers have 2,774,784.
+    the same layers have 2,774,784. The last layer has no bias.
 
     Args:
         classes: Number of logits; None takes the data set's number of classes.

@@ -16,7 +16,6 @@ what that is. Synchronous SGD on 256 simulated workers keeps one copy of the par
 one-bit SGD one copy and 256 residuals, with no help from the algorithm.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,14 +23,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from parsgd import cluster
+from parsgd import cluster, cores
 from parsgd.comm import DEVICES
 from parsgd.errors import UserError
 from parsgd.words import counted
 
-LANE_CACHE_BYTES = 7 << 20
-LARGE_STEP_FLOPS = 1e8
-MOST_CPU_DEVICES = 1024
+# Rules of thumb for `better_in_turn`, from timings on a 2-core AMD EPYC (2 x 1 MiB L2,
+# 32 MiB L3) of which no record was kept: speed depends on them, results do not.
+LANE_CACHE_BYTES = 7 << 20  # all lanes' own state, one device of several
+LANE_CACHE_BYTES_ALONE = 4 * LANE_CACHE_BYTES  # the same where there is one device
+LARGE_STEP_FLOPS = 1e8  # of one worker's gradient
+MOST_CPU_DEVICES = 1024  # not measured: more than cores, and where mistakes begin
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
 
@@ -75,13 +77,6 @@ class Placement(NamedTuple):
         )
 
 
-def cores() -> int:
-    """Cores that this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def want_cpu_devices(count: int) -> None:
     """Ask for ``count`` CPU devices, if JAX has not started its backends yet.
 
@@ -109,7 +104,7 @@ def prepare(devices: int | Sequence[int] | None) -> None:
 
     One for each core, or as many as asked for; called before the backend starts.
     """
-    want_cpu_devices(max([cores(), *(i + 1 for i in _indices(devices))]))
+    want_cpu_devices(max([len(cores.usable()), *(i + 1 for i in _indices(devices))]))
 
 
 def better_in_turn(
@@ -117,9 +112,9 @@ def better_in_turn(
 ) -> bool:
     """Whether lanes had better run their local steps one after the other.
 
-    On CPU, as measured: lanes that run together fall out of the cache, and a worker's
-    large step fills the cores by itself. On one device small lanes share the cores
-    better together.
+    On CPU they had where lanes that run together fall out of the cache, or where a
+    worker's large step fills the cores by itself. On one device small lanes share the
+    cores better together. The thresholds are rough.
 
     Args:
         placement: Where the workers are.
@@ -128,7 +123,8 @@ def better_in_turn(
     """
     if placement.devices[0].platform != "cpu":
         return False
-    cache = LANE_CACHE_BYTES * (4 if len(placement.devices) == 1 else 1)
+    alone = len(placement.devices) == 1
+    cache = LANE_CACHE_BYTES_ALONE if alone else LANE_CACHE_BYTES
     return lane_bytes * placement.lanes >= cache or step_flops() >= LARGE_STEP_FLOPS
 
 
@@ -216,7 +212,7 @@ def place(
         if identical:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
-            usable = min(len(found), cores())
+            usable = min(len(found), len(cores.usable()))
             count = _largest_divisor(workers, usable)
             reason = (
                 f"workers differ between rounds: spread over {counted(usable, 'core')}"
@@ -261,7 +257,7 @@ def _over_processes(
     elif identical:
         own, reason = 1, "workers stay equal: one device of each process"
     else:
-        usable = max(1, cores() // cluster.on_this_host())
+        usable = max(1, len(cores.usable()) // cluster.on_this_host())
         own = _largest_divisor(each, min(usable, len(found)))
         reason = f"spread over {counted(usable, 'core')} of each process"
     own = min(cluster.exchange("devices", str(own)), key=int)

@@ -38,11 +38,14 @@ def compressed_all_reduce(
         seed: Of a stochastic code.
 
     Raises:
-        ValueError: ``two_sided`` with a code whose payloads are summed.
+        ValueError: ``two_sided`` with a code whose payloads are summed or that does not
+            shrink its error, or ``bucket`` with ``min_size``.
+        UserError: From ``init``: ``bucket`` with a code that makes one flat array
+            larger.
 
     Example:
         >>> import optax, parsgd
-        >>> reducer = parsgd.compressed_all_reduce(parsgd.one_bit())
+        >>> reducer = parsgd.compressed_all_reduce(parsgd.compressors.qsgd())
         >>> optimizer = optax.chain(reducer, optax.sgd(0.1))
     """
     channel = exchange(

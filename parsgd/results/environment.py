@@ -1,6 +1,5 @@
 """Versions and machine, so that a number can carry where it was measured."""
 
-import os
 import platform
 from collections.abc import Iterable
 from importlib import metadata
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from parsgd import cores
 
 PACKAGES = ("parsgd", "jax", "flax", "optax", "numpy")
 
@@ -38,7 +39,7 @@ def machine(devices: Iterable[object] = ()) -> dict[str, Any]:
     """
     return {
         "cpu": _cpu_name(),
-        "cores": _usable_cores(),
+        "cores": len(cores.usable()),
         "memory_bytes": psutil.virtual_memory().total,
         "platform": platform.platform(),
         "devices": [str(device) for device in devices],
@@ -60,10 +61,3 @@ def _cpu_name() -> str:
             if key.strip() == "model name" and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine() or "unknown"
-
-
-def _usable_cores() -> int:
-    # A container or taskset may leave this process fewer cores than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

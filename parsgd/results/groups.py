@@ -162,22 +162,25 @@ def _own(job: Job) -> dict[str, Any]:
     config = {key: x for key, x in job.config.items() if key not in UNSTORED}
     if resumed := _resumed(job):
         config[RESUMED] = resumed
+    said = {"seed": config.get("seed"), "compressor": config.get("compressor")}
     if isinstance(config.get("feedback"), Mapping):
-        strategy, feedback = config.get("strategy"), config["feedback"]
-        if isinstance(strategy, Mapping):
-            config["strategy"] = {k: v for k, v in strategy.items() if k != "reducer"}
-        config["feedback"] = {k: v for k, v in feedback.items() if k != "compressor"}
-        if any("compressor" in str(v) for v in config["feedback"].values()):
-            config["feedback"] = {"choice": _choice(job, "feedback")}
-    return {
-        key: _unseeded(value, job.config.get("seed")) for key, value in config.items()
-    }
+        said["reducer"] = config["feedback"]
+    return {key: _unrepeated(value, said) for key, value in config.items()}
 
 
-def _unseeded(node: Any, seed: Any) -> Any:
+def _unrepeated(node: Any, said: Mapping[str, Any]) -> Any:
+    """The node without keys of these names that have these values, at any depth.
+
+    A list of calls, as of a chain, becomes a dict by number, so that each of their
+    arguments has a key: ``feedback._args_.0.decay``.
+    """
+    if isinstance(node, list):
+        parts = [_unrepeated(x, said) for x in node]
+        nested = any(isinstance(x, Mapping) for x in parts)
+        return {str(i): x for i, x in enumerate(parts)} if nested else parts
     if isinstance(node, Mapping):
-        kept = {k: v for k, v in node.items() if not (k == "seed" and v == seed)}
-        return {k: _unseeded(v, seed) for k, v in kept.items()}
+        kept = {k: v for k, v in node.items() if k not in said or v != said[k]}
+        return {k: _unrepeated(v, said) for k, v in kept.items()}
     return node
 
 
@@ -268,6 +271,8 @@ def _value(job: Job, key: str) -> Any:
     if asked is None:
         value = job.config
         for part in key.split("."):
+            if isinstance(value, list):
+                value = {str(i): x for i, x in enumerate(value)}
             value = value.get(part) if isinstance(value, Mapping) else None
         # An override group such as ``scaling`` resolves to the call that it names.
         if isinstance(value, Mapping):

@@ -1,9 +1,13 @@
 """What a run is refused for before anything expensive starts."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from parsgd.core import Phase, no_sync
-from parsgd.errors import UserError
+import jax
+
+from parsgd.core import Phase, TrainState, no_sync
+from parsgd.errors import UserError, stage
+from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
 
 
@@ -58,4 +62,28 @@ def check_local_steps(plan: Plan, schedule: Sequence[Phase]) -> None:
             f"local_steps={plan.local_steps}: this strategy does nothing at the end of "
             "a round; use local_steps=1, or one that synchronises every local_steps "
             "steps, such as local_sgd"
+        )
+
+
+def check_target(task: Task, spec: TrainState, target_accuracy: float | None) -> None:
+    """Refuse a target that no evaluation could reach, for nothing measures it.
+
+    Args:
+        task: Whose metrics are traced.
+        spec: Abstract state of one worker.
+        target_accuracy: Or None.
+
+    Raises:
+        UserError: The task has no accuracy.
+    """
+    if target_accuracy is None:
+        return
+    one: Any = [rows[:1] for rows in task.data.test]
+    with stage("evaluation"):
+        found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*one))
+    if "accuracy" not in found:
+        raise UserError(
+            f"target_accuracy={target_accuracy}: the metrics of {task.name} are "
+            f"{', '.join(found)}, without an accuracy, so that the run would never "
+            "stop at it: leave it out"
         )

@@ -16,7 +16,7 @@ from parsgd.data.order import Tail
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
-from parsgd.training.checks import check_run
+from parsgd.training.checks import check_run, check_target
 from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
@@ -212,6 +212,7 @@ def fit(
             devices=devices,
             micro_batches=micro_batches,
         )
+        check_target(task, engine.worker.spec, target_accuracy)
         key = jax.random.key(seed)
         resumed, earlier = keeper.restore(engine, key), []
         if resumed:
