@@ -310,3 +310,11 @@ def test_only_orbax_s_own_log_is_kept_quiet(caplog):
     assert [r.getMessage() for r in caplog.records] == ["a warning of mine", "mine"]
     assert [str(error) for error in told] == ["no room"]
     assert not logging.getLogger("absl").filters
+
+
+@pytest.mark.parametrize("name", ["devices=[0,1]", "a\\b", "run*", "run?"])
+def test_paths_that_orbax_takes_for_patterns_are_refused(tmp_path, name):
+    folder = tmp_path / name / "checkpoints"
+    with pytest.raises(UserError, match=r"path has . in it"):
+        fit(folder)
+    assert not folder.exists()

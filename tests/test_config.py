@@ -215,7 +215,7 @@ def test_steps_are_parts_of_the_run():
     assert made.config["schedule"]["decay_steps"] == 100
     assert made.config["strategy"]["switch_step"] == 50
     assert made.strategy[1].start == 50
-    assert made.arguments["learning_rate"](100) == 0
+    assert made.arguments["logged_learning_rate"](100) == 0
 
 
 # Scaling.
@@ -233,8 +233,8 @@ def test_D2_the_stored_config_keeps_the_unscaled_rate():
         again = objects.build(OmegaConf.create(again.config))
         assert again.config == first.config
         for step in (0, 1, 50):
-            rate = again.arguments["learning_rate"](step)
-            assert rate == first.arguments["learning_rate"](step)
+            rate = again.arguments["logged_learning_rate"](step)
+            assert rate == first.arguments["logged_learning_rate"](step)
 
 
 def test_D4_the_factor_and_both_batches_are_said():

@@ -17,9 +17,9 @@ from parsgd.config.messages import explain
 @pytest.mark.parametrize(
     "overrides, expected",
     [
-        (["+strategy.momentum=keep"], "parsgd.sync_sgd has no such argument"),
+        (["+strategy.momentum_policy=keep"], "parsgd.sync_sgd has no such argument"),
         (
-            ["strategy=local_sgd", "strategy.momentum=foo"],
+            ["strategy=local_sgd", "strategy.momentum_policy=foo"],
             "choose one of keep, average, reset",
         ),
         (["task.model._target_=parsgd.models.Foo"], "parsgd.models has no 'Foo'."),
@@ -121,7 +121,10 @@ SWITCH = "strategy=post_local_sgd"
         (["workers=1.5"], "workers=1.5"),
         (["seed=-1"], "seed=-1"),
         (["strategy=bmfu"], "Choose one of"),
-        (["strategy=local_sgd", "strategy.momentm=keep"], "Did you mean momentum?"),
+        (
+            ["strategy=local_sgd", "strategy.momentum_polcy=keep"],
+            "mean momentum_policy?",
+        ),
         (["+foo=1"], "foo: there is no such key, nothing would read it"),
         (["+placement.foo=1"], "placement.foo: there is no such key"),
         (["~seed"], "seed has been deleted"),
@@ -195,7 +198,9 @@ def test_a_key_that_one_of_two_strategies_lacks_names_that_one(command, dry):
     code, _, err = command("train", *dry, "-m", *lists)
     assert code == 2
     assert "no key 'eta' in strategy, which is parsgd.local_sgd here" in err
-    assert "parsgd.local_sgd has momentum. A sweep sets a key in all of its" in err
+    assert (
+        "parsgd.local_sgd has momentum_policy. A sweep sets a key in all of its" in err
+    )
     (_, _, alone) = command("train", "strategy=local_sgd", "strategy.eta=0.1")
     assert "(+strategy.eta=... hands it on all the same)" in alone
 

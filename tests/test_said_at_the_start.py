@@ -9,7 +9,8 @@ from parsgd.training.plan import make_plan
 
 @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
 def test_C8_the_policy_for_momentum_is_said(policy):
-    made = build("strategy=local_sgd", f"strategy.momentum={policy}", "workers=2")
+    given = f"strategy.momentum_policy={policy}"
+    made = build("strategy=local_sgd", given, "workers=2")
     assert f"local optimizer's state at the end of a round: {policy}" in made.lines
 
 

@@ -218,7 +218,7 @@ def test_C8_momentum_policies_keep_counts_whole():
     optimizer = optax.adam(optax.linear_schedule(0.1, 0.0, 100))
     counts = {}
     for policy in ("keep", "average", "reset"):
-        strategy = parsgd.local_sgd(optimizer, momentum=policy)
+        strategy = parsgd.local_sgd(optimizer, momentum_policy=policy)
 
         def two_rounds(params, grads, strategy=strategy):
             state = strategy.init(params)
@@ -248,7 +248,10 @@ def test_C8_momentum_policies_keep_counts_whole():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: parsgd.local_sgd(optax.sgd(1), momentum="mean"), "keep, average"),
+        (
+            lambda: parsgd.local_sgd(optax.sgd(1), momentum_policy="mean"),
+            "momentum_policy='mean': choose one of keep, average",
+        ),
         (lambda: parsgd.block_momentum(optax.sgd(1), eta=1.0), r"\[0, 1\)"),
         (lambda: parsgd.block_momentum(optax.sgd(1), gain="kaldi"), "fairseq"),
         (lambda: parsgd.one_bit(levels="row"), "column"),

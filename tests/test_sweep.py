@@ -1,6 +1,7 @@
 # ruff: noqa: F811  (pytest finds imported fixtures by their name)
 """Sweeps: counted before, resumed after, one failure among others."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -212,3 +213,34 @@ def test_J12_a_sweep_and_a_run_do_not_share_a_folder(command, no_drawing, tmp_pa
     assert command("train", "-m", "hydra.sweep.dir=many", "workers=1,2", *SHORT)[0] == 0
     code, _, err = command("train", "hydra.run.dir=many", *SHORT)
     assert code == 2 and "many is the folder of a sweep" in err
+
+
+def test_J12_two_sweeps_at_once_do_not_share_a_folder(tmp_path):
+    words = ("epochs=1", "hydra.sweep.dir=sweep")
+    started = functools.partial(
+        subprocess.Popen, cwd=tmp_path, stderr=-1, stdout=-1, text=True
+    )
+    sweep = (sys.executable, "-m", "parsgd", "train", "-m", *words)
+    first = started((*sweep, "seed=0,1"))
+    swept = tmp_path / "sweep/multirun.yaml"
+    deadline = time.monotonic() + 60
+    while not swept.exists():
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.02)
+    second = started((*sweep, "seed=2,3"))
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 2, err
+    assert "another sweep is running in" in err or "holds another sweep" in err
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    results = [tmp_path / f"sweep/{job}/result.json" for job in (0, 1)]
+    assert [json.loads(r.read_text())["config"]["seed"] for r in results] == [0, 1]
+
+
+def test_J12_a_refused_run_leaves_a_sweep_as_it_was(command, no_drawing, tmp_path):
+    assert command(*SWEEP, "workers=1,2")[0] == 0
+    code, _, err = command("train", "epochs=3", f"hydra.run.dir={tmp_path}/sweep/0")
+    assert code == 2 and "holds the result of another run" in err
+    code, out, err = command(*SWEEP, "workers=1,2")
+    assert code == 0, err
+    assert out.count("completed before: skipped") == 2

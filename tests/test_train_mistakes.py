@@ -45,7 +45,7 @@ def test_a_strategy_must_keep_shapes_and_types(strategy, message):
     [
         ({"strategy": optax.sgd(0.1)}, "a Strategy, such as parsgd.sync_sgd"),
         ({"task": "digits"}, "a Task, such as parsgd.digits"),
-        ({"learning_rate": 0.1}, "learning_rate=0.1: a schedule"),
+        ({"logged_learning_rate": 0.1}, "logged_learning_rate=0.1: a schedule"),
         (
             {"strategy": parsgd.sync_sgd(optax.polyak_sgd())},
             "needs more than gradients",

@@ -58,13 +58,13 @@ ZOO = {
     "sync_sgd": Row(parsgd.sync_sgd, 1, oracles.sync_sgd, all_reduced, identical=True),
     "local_sgd": Row(parsgd.local_sgd, 3, oracles.local_sgd, all_reduced),
     "local_sgd average": Row(
-        lambda opt: parsgd.local_sgd(opt, momentum="average"),
+        lambda opt: parsgd.local_sgd(opt, momentum_policy="average"),
         3,
         lambda *a, **k: oracles.local_sgd(*a, **k, policy="average"),
         lambda shapes, w: 2 * all_reduced(shapes, w),
     ),
     "local_sgd reset": Row(
-        lambda opt: parsgd.local_sgd(opt, momentum="reset"),
+        lambda opt: parsgd.local_sgd(opt, momentum_policy="reset"),
         3,
         lambda *a, **k: oracles.local_sgd(*a, **k, policy="reset"),
         all_reduced,

@@ -223,7 +223,7 @@ def report(arguments: list[str]) -> int:
     if not arguments or any(a in ("-h", "--help") for a in arguments):
         print(REPORT, end="")
         return 0 if arguments else 2
-    from parsgd.cli.sweep import show_report
+    from parsgd.cli.report import show_report
 
     options: dict[str, str] = {}
     dirs = []

@@ -13,10 +13,9 @@ import fcntl
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any
 
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -27,17 +26,14 @@ from omegaconf import DictConfig, OmegaConf
 from parsgd import cluster, cores
 from parsgd.cli import launchers
 from parsgd.cli.earlier import overrides_in
+from parsgd.cli.report import show_report
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
 from parsgd.errors import UserError
 from parsgd.placement.devices import want_cpu_devices
 from parsgd.words import counted
 
-if TYPE_CHECKING:
-    from parsgd.results import Job
-
 SWEPT = "multirun.yaml"  # Hydra writes it into the folder of a sweep
-REASONS = 3  # that are told where no job has a result
 
 
 class Sweep(Callback):
@@ -49,6 +45,7 @@ class Sweep(Callback):
 
     def __init__(self, dry_run: bool = False):
         self._dry_run = dry_run
+        self._held: list[int] = []
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """A single run: one job."""
@@ -114,7 +111,7 @@ class Sweep(Callback):
         if cluster.is_first():
             try:
                 _make_folder(folder, "hydra.sweep.dir")
-                self._held = _held(folder)
+                self._held.append(_held(folder))
             except UserError as error:
                 reason = str(error)
         if reason := cluster.agree("sweep", reason):
@@ -123,6 +120,8 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Build and show the report; exit with 1 if a job failed or diverged."""
         del kwargs
+        while self._held:
+            os.close(self._held.pop())
         code = 0
         if cluster.is_first():
             with cluster.busy():
@@ -180,52 +179,6 @@ def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
     want_cpu_devices(max(needed))
     if others:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(max(needed))
-
-
-def show_report(
-    dirs: Sequence[Path],
-    out: str | None = None,
-    target: float | None = None,
-    sort: str = "seconds",
-) -> int:
-    """Build the report of these folders, print the table and where the page is.
-
-    Returns:
-        How many jobs failed, diverged or were interrupted.
-    """
-    from parsgd import report, results
-    from parsgd.report import terminal
-
-    jobs = results.load(dirs)
-    if not any(job.metrics or job.status == "completed" for job in jobs):
-        _say_nothing_ran(jobs)
-        return len(jobs)
-    paths = report.build(dirs, out, target, sort)
-    terminal.show(jobs, target, sort=sort)
-    bad = [job for job in jobs if job.status != "completed"]
-    for job in bad:
-        print(f"{job.status}: {job.folder}: {job.reason}")
-    done = len(jobs) - len(bad)
-    print(f"{done} of {counted(len(jobs), 'job')} completed")
-    print(
-        f"table: {paths.markdown}, all columns: {paths.csv.name}, {paths.parquet.name}"
-    )
-    print(f"page: {paths.page}")
-    return len(bad)
-
-
-def _say_nothing_ran(jobs: Sequence["Job"]) -> None:
-    """How many jobs ended how, and why: there is nothing to tabulate or draw."""
-    counts = Counter(job.status for job in jobs)
-    ended = ", ".join(f"{number} {status}" for status, number in counts.items())
-    print(f"no job has a result, so there is no table: {ended} of {len(jobs)}")
-    reasons = Counter(job.reason or "no reason given" for job in jobs)
-    for reason, number in list(reasons.items())[:REASONS]:
-        first = next(job for job in jobs if (job.reason or "no reason given") == reason)
-        more = f" (and {number - 1} more)" if number > 1 else ""
-        print(f"{first.status}: {first.folder}{more}: {reason}")
-    if len(reasons) > REASONS:
-        print(f"and {counted(len(reasons) - REASONS, 'other reason')}")
 
 
 def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
@@ -294,12 +247,13 @@ def _make_folder(folder: Path, key: str) -> None:
         ) from error
 
 
-def _held(folder: Path) -> BinaryIO:
+def _held(folder: Path) -> int:
     """The sweep's file, locked until it is closed or the process ends."""
-    file = open(folder / SWEPT, "ab")  # noqa: SIM115
+    file = os.open(folder / SWEPT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
+        os.close(file)
         raise UserError(
             f"another sweep is running in {folder}, and their jobs would mix: wait for "
             "it or end it, or choose another folder with hydra.sweep.dir=DIR"

@@ -92,7 +92,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]
     arguments["devices"] = _devices(config["placement"]["devices"])
-    arguments["learning_rate"] = scaled.schedule
+    arguments["logged_learning_rate"] = scaled.schedule
     return Built(config, task, strategy, arguments, scaled.facts, lines)
 
 
@@ -207,10 +207,9 @@ def _choices(config: Mapping[str, Any]) -> list[str]:
         if eta is None:
             eta, source = 1 - 1 / config["workers"], "1 - 1/W"
         lines.append(f"block momentum eta {eta:g} ({source})")
-    if takes(node, "momentum") and isinstance(node.get("momentum"), str):
-        lines.append(
-            f"local optimizer's state at the end of a round: {node['momentum']}"
-        )
+    policy = node.get("momentum_policy")
+    if isinstance(policy, str) and takes(node, "momentum_policy"):
+        lines.append(f"local optimizer's state at the end of a round: {policy}")
     return lines
 
 

@@ -114,7 +114,7 @@ def block_momentum(
     zeta: float = 1.0,
     nesterov: bool = False,
     gain: str = "paper",
-    momentum: str = "reset",
+    momentum_policy: str = "reset",
     reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """Block momentum: local SGD whose averages carry momentum from round to round.
@@ -135,24 +135,24 @@ def block_momentum(
             ``nesterov`` the last two take the look-ahead point as the next model: they
             add ``(1 + eta) D`` and gain (1 + eta)/(1 - eta) where the paper's form
             gains 1/(1 - eta).
-        momentum: What becomes of the local optimizer's state: ``"reset"`` (CNTK's
-            default), ``"keep"`` or ``"average"``.
+        momentum_policy: What becomes of the local optimizer's state: ``"reset"``
+            (CNTK's default), ``"keep"`` or ``"average"``.
         reducer: How the workers' progress is averaged; None for a dense all-reduce.
 
     Raises:
-        ValueError: Unknown ``gain`` or ``momentum``, or ``eta`` out of range.
+        ValueError: Unknown ``gain`` or ``momentum_policy``, or ``eta`` out of range.
 
     References:
         Chen and Huo, ICASSP 2016.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
     outer = optax.chain(reducer or all_reduce(), filtered)
-    loop = outer_loop(optimizer, outer, momentum=momentum)
+    loop = outer_loop(optimizer, outer, momentum_policy=momentum_policy)
 
     def sync(params, state):
         if comm.world() == 1 and not eta and zeta == 1 and reducer is None:
             # The filter is the identity, and y + (x - y) would round.
-            inner = synchronise(momentum, optimizer, state.inner, params)
+            inner = synchronise(momentum_policy, optimizer, state.inner, params)
             return params, state._replace(anchor=params, inner=inner)
         return loop.sync(params, state)
 

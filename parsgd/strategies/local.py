@@ -13,7 +13,7 @@ from parsgd.strategies.outer import outer_loop
 def local_sgd(
     optimizer: optax.GradientTransformation,
     *,
-    momentum: str = "keep",
+    momentum_policy: str = "keep",
     reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """Model averaging every H steps.
@@ -28,26 +28,26 @@ def local_sgd(
 
     Args:
         optimizer: The local optimizer, any optax transformation.
-        momentum: What becomes of its state at an average: ``"keep"`` (each worker's
-            own; the usual implementation), ``"average"`` or ``"reset"``.
+        momentum_policy: What becomes of its state at an average: ``"keep"`` (each
+            worker's own; the usual implementation), ``"average"`` or ``"reset"``.
         reducer: How the workers' progress since the last average is averaged, such as
             ``error_feedback(top_k())``; None for averaging the parameters themselves.
 
     Raises:
-        ValueError: Unknown ``momentum``.
+        ValueError: Unknown ``momentum_policy``.
 
     References:
         Zinkevich et al., "Parallelized Stochastic Gradient Descent", NeurIPS 2010.
         Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
     """
-    check_policy(momentum)
+    check_policy(momentum_policy)
     if reducer is not None:
         outer = optax.chain(reducer, optax.scale(-1.0))
-        return outer_loop(optimizer, outer, momentum=momentum)
+        return outer_loop(optimizer, outer, momentum_policy=momentum_policy)
 
     def sync(params, state):
         params = comm.mean(params)
-        return params, synchronise(momentum, optimizer, state, params)
+        return params, synchronise(momentum_policy, optimizer, state, params)
 
     return data_parallel(optimizer)._replace(sync=sync)
 
@@ -56,7 +56,7 @@ def post_local_sgd(
     optimizer: optax.GradientTransformation,
     *,
     switch_step: int,
-    momentum: str = "keep",
+    momentum_policy: str = "keep",
 ) -> Algorithm:
     """Local SGD that averages after every step until ``switch_step``, then every H.
 
@@ -65,16 +65,16 @@ def post_local_sgd(
         switch_step: Step S of each worker from which H local steps are taken; the paper
             switches at the first decay of the learning rate. S at or beyond the end of
             the run is averaging after every step throughout.
-        momentum: As in `local_sgd`.
+        momentum_policy: As in `local_sgd`.
 
     Raises:
-        ValueError: Unknown ``momentum``, or a negative ``switch_step``.
+        ValueError: Unknown ``momentum_policy``, or a negative ``switch_step``.
 
     References:
         Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
     """
     check_whole("switch_step", switch_step, 0)
-    strategy = local_sgd(optimizer, momentum=momentum)
+    strategy = local_sgd(optimizer, momentum_policy=momentum_policy)
     if switch_step == 0:
         return strategy
     return (Phase(0, strategy, local_steps=1), Phase(switch_step, strategy))

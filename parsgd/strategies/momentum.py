@@ -16,7 +16,8 @@ INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 def check_policy(policy: str) -> None:
     """Refuse an unknown momentum policy."""
     if policy not in POLICIES:
-        raise ValueError(f"momentum={policy!r}: choose one of {', '.join(POLICIES)}")
+        listed = ", ".join(POLICIES)
+        raise ValueError(f"momentum_policy={policy!r}: choose one of {listed}")
 
 
 def synchronise(

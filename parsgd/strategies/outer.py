@@ -29,7 +29,7 @@ def outer_loop(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation,
     *,
-    momentum: str = "keep",
+    momentum_policy: str = "keep",
 ) -> Strategy:
     """H local steps, then one outer step on the pseudo-gradient.
 
@@ -47,11 +47,11 @@ def outer_loop(
         inner: The local optimizer.
         outer: A reducer and what is done with the average, chained; its updates must
             be equal on all workers.
-        momentum: What becomes of the local optimizer's state at a round's end:
+        momentum_policy: What becomes of the local optimizer's state at a round's end:
             ``"keep"``, ``"average"`` or ``"reset"``.
 
     Raises:
-        ValueError: Unknown ``momentum``.
+        ValueError: Unknown ``momentum_policy``.
 
     Example:
         >>> import optax
@@ -59,7 +59,7 @@ def outer_loop(
         >>> nesterov = optax.sgd(0.7, 0.9, nesterov=True)
         >>> diloco = outer_loop(optax.adamw(1e-3), optax.chain(all_reduce(), nesterov))
     """
-    check_policy(momentum)
+    check_policy(momentum_policy)
 
     def init(params):
         return OuterState(params, inner.init(params), outer.init(params))
@@ -73,7 +73,7 @@ def outer_loop(
         delta = jax.tree.map(jnp.subtract, state.anchor, params)
         updates, outer_state = outer.update(delta, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        inner_state = synchronise(momentum, inner, state.inner, anchor)
+        inner_state = synchronise(momentum_policy, inner, state.inner, anchor)
         return anchor, OuterState(anchor, inner_state, outer_state)
 
     return Strategy(init, local, sync, readout=lambda params, state: state.anchor)
@@ -84,7 +84,7 @@ def diloco(
     *,
     outer_learning_rate: float = 0.7,
     outer_momentum: float = 0.9,
-    momentum: str = "keep",
+    momentum_policy: str = "keep",
     reducer: optax.GradientTransformation | None = None,
 ) -> Strategy:
     """DiLoCo: an outer Nesterov step on the average pseudo-gradient.
@@ -97,12 +97,12 @@ def diloco(
         optimizer: The local optimizer; AdamW in the paper.
         outer_learning_rate: a > 0; 0.7 in the paper.
         outer_momentum: m in [0, 1); 0.9 in the paper.
-        momentum: What becomes of the local optimizer's state: ``"keep"`` (the paper),
-            ``"average"`` or ``"reset"``.
+        momentum_policy: What becomes of the local optimizer's state: ``"keep"`` (the
+            paper), ``"average"`` or ``"reset"``.
         reducer: How pseudo-gradients are averaged; None for a dense all-reduce.
 
     Raises:
-        ValueError: Unknown ``momentum``, or a number out of range.
+        ValueError: Unknown ``momentum_policy``, or a number out of range.
 
     References:
         Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
@@ -114,4 +114,4 @@ def diloco(
         raise ValueError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
     nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
     outer = optax.chain(reducer or all_reduce(), nesterov)
-    return outer_loop(optimizer, outer, momentum=momentum)
+    return outer_loop(optimizer, outer, momentum_policy=momentum_policy)

@@ -89,7 +89,7 @@ def fit(
     tail: Tail = "drop",
     micro_batches: int = 1,
     max_bad_rounds: int = 3,
-    learning_rate: Callable[[int], Any] | None = None,
+    logged_learning_rate: Callable[[int], Any] | None = None,
     check_replicas: bool = False,
     checkpoints: Checkpoints | None = None,
     observer: Observer | None = None,
@@ -121,7 +121,8 @@ def fit(
         micro_batches: Gradient accumulation: equal parts of each worker's batch.
         max_bad_rounds: Stop as diverged after so many rounds in a row with a
             non-finite training loss.
-        learning_rate: Schedule ``step -> rate`` to write into the records.
+        logged_learning_rate: Schedule ``step -> rate`` to write into the records; the
+            optimizer has its own.
         check_replicas: After each dispatch compare the devices' copies of what workers
             share, bit for bit.
         checkpoints: Where and how often to save; a run that the folder holds goes on,
@@ -152,10 +153,10 @@ def fit(
             f"task is a {type(task).__name__}: give a Task, such as parsgd.digits() "
             "or parsgd.classification(data, model) make"
         )
-    if learning_rate is not None and not callable(learning_rate):
+    if logged_learning_rate is not None and not callable(logged_learning_rate):
         raise UserError(
-            f"learning_rate={learning_rate}: a schedule, step -> rate, to write into "
-            "the records; the optimizer has its own"
+            f"logged_learning_rate={logged_learning_rate}: a schedule, step -> rate, "
+            "to write into the records; the optimizer has its own"
         )
     plan = make_plan(
         len(task.data.train.x),
@@ -223,7 +224,7 @@ def fit(
                     f"the run ends at step {plan.steps}, not {resumed.meta['steps']}"
                 )
         parts = segments(plan, schedule)
-        meter = Meter(plan, engine, parts, max_bad_rounds, learning_rate)
+        meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
         summary = meter.summary() | {"earlier_workers": earlier}
         observer.start(summary, [*plan.describe(), engine.describe(), *keeper.lines])
         history: list[Record] = []
