@@ -59,7 +59,8 @@ if TYPE_CHECKING:
         synthetic,
         text,
     )
-    from parsgd.training.train import Observer, Run, fit
+    from parsgd.train import Run, fit
+    from parsgd.training.observer import Observer
 
 __version__ = "0.1.0"
 
@@ -152,7 +153,8 @@ _HOMES = {
         "synthetic",
         "text",
     ),
-    "training.train": ("Observer", "Run", "fit"),
+    "train": ("Run", "fit"),
+    "training.observer": ("Observer",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

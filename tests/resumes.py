@@ -8,9 +8,9 @@ import optax
 from tiny import tiny
 
 import parsgd
+from parsgd import train
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.store import Store
-from parsgd.training import train
 from parsgd.training.engine import Engine
 
 

@@ -209,6 +209,36 @@ def test_architecture_maps_every_file_of_the_package():
         assert known or f"{path.name}" in text, path.name
 
 
+def imported(path):
+    """What a file imports of the package, without its name: ``training.plan.Plan``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("parsgd."):
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}".removeprefix("parsgd.")
+
+
+def test_imports_point_down_the_map():
+    lines = read(DOCS / "architecture.md").splitlines()
+    rows = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    rank = {}
+    for number, row in enumerate(rows):
+        for name in re.findall(r"`([^`]+)`", row):
+            part = name.removeprefix("parsgd/").rstrip("/").removesuffix(".py")
+            rank.setdefault(part, number)
+    package = ROOT / "parsgd"
+    upwards = [
+        f"{path.relative_to(package)} imports {name}"
+        for path in package.rglob("*.py")
+        if path != package / "__init__.py"
+        for name in imported(path)
+        if not name.startswith(("cluster", "config.choices"))
+        and rank.get(name.partition(".")[0], 99)
+        < rank[path.relative_to(package).parts[0].removesuffix(".py")]
+    ]
+    # The command once more, behind a link.
+    assert {line.split()[0] for line in upwards} == {"lab/inside.py"}, upwards
+
+
 def test_results_explains_every_key(command, tmp_path):  # noqa: F811
     code, _, err = command(
         "train", "optimizer=adam", "scaling=adam_sqrt", "workers=2", *SHORT

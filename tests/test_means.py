@@ -9,7 +9,7 @@ from tiny import scalar
 
 import parsgd
 from parsgd.data.order import Order
-from parsgd.training.train import Observer
+from parsgd.training.observer import Observer
 
 ONE = optax.sgd(1.0)
 

@@ -10,7 +10,7 @@ from tiny import tiny
 
 import parsgd
 from parsgd.reducers import all_reduce, skip_nonfinite
-from parsgd.training.train import Observer
+from parsgd.training.observer import Observer
 
 SIZES = {"workers": 4, "worker_batch": 2, "rounds": 8}
 

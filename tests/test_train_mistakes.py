@@ -9,7 +9,7 @@ from tiny import tiny
 import parsgd
 from parsgd.core import Phase
 from parsgd.errors import UserError
-from parsgd.training.train import Observer
+from parsgd.training.observer import Observer
 
 
 def _wrong(local=None, sync=None):

@@ -12,7 +12,7 @@ from needs_links import needs_links
 from parsgd.lab.command import table, together
 from parsgd.lab.counters import HEADER, Counters
 from parsgd.lab.wire import Wire
-from parsgd.training.train import Observer
+from parsgd.training.observer import Observer
 
 
 def record(round, bytes, seconds=0.0):

@@ -20,7 +20,6 @@ from parsgd.checkpoint.agreed import (
     by_the_first,
     shared_by_all,
 )
-from parsgd.checkpoint.base import Keeper, Resumed
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.names import (
     REPLACED,
@@ -35,11 +34,12 @@ from parsgd.checkpoint.settings import (
     check_format,
 )
 from parsgd.core import TrainState
+from parsgd.environment import versions
 from parsgd.errors import FolderError, UserError
-from parsgd.results.environment import versions
 from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
+from parsgd.training.keeper import Keeper, Resumed
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store

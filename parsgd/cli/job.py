@@ -28,8 +28,10 @@ from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
 from parsgd.results.writing import RESULT
+from parsgd.train import fit
 from parsgd.training.evaluate import best_score
-from parsgd.training.train import Observer, Record, fit
+from parsgd.training.meter import Record
+from parsgd.training.observer import Observer
 
 log = logging.getLogger(__name__)
 

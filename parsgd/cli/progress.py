@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from parsgd.training.train import Observer, Record
+from parsgd.training.meter import Record
+from parsgd.training.observer import Observer
 from parsgd.words import decimals
 
 log = logging.getLogger(__name__)

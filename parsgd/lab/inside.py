@@ -18,7 +18,7 @@ def counted(fit: Callable[..., Any], file: Path, device: str) -> Callable[..., A
     """``fit`` with an observer that reads the interface before its own."""
     from parsgd.lab.counters import read
     from parsgd.lab.wire import Wire
-    from parsgd.training.train import Observer
+    from parsgd.training.observer import Observer
 
     numbers = itertools.count()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from parsgd.lab import gloo
 from parsgd.lab.counters import Counters
-from parsgd.training.train import Record
+from parsgd.training.meter import Record
 
 QUIET_SECONDS = 0.005
 MOST_SECONDS = 2.0  # to wait until all is sent

@@ -22,7 +22,7 @@ Writing is `begin`, `append` per evaluation, `finish`, all within `held`; readin
 `load`, comparing is `table`. Nothing here draws, and nothing here imports jax.
 """
 
-from parsgd.results.environment import machine, versions
+from parsgd.environment import machine, versions
 from parsgd.results.export import (
     markdown,
     readable,

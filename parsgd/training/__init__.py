@@ -1,1 +1,1 @@
-"""`fit`: one run, from its sizes to its records."""
+"""One run, from its sizes to its records; `parsgd.train` puts it together."""

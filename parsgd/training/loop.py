@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parsgd import errors
 from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import all_finite, evaluator
+from parsgd.training.keeper import Keeper
 from parsgd.training.meter import Meter, Record
+from parsgd.training.observer import Observer
 from parsgd.training.plan import Origin, Plan, Segment, after, segments, stretches
 from parsgd.training.skipped import Skipped
-
-if TYPE_CHECKING:
-    from parsgd.checkpoint.base import Keeper
-    from parsgd.training.train import Observer
 
 
 class Loop:
@@ -45,8 +43,8 @@ class Loop:
         meter: Meter,
         *,
         evaluate: "Evaluation",
-        keeper: "Keeper",
-        observer: "Observer",
+        keeper: Keeper,
+        observer: Observer,
         check_replicas: bool = False,
         target_accuracy: float | None = None,
         earlier_workers: Sequence[Sequence[int]] = (),

@@ -1,6 +1,5 @@
 """``fit``: train a task with a strategy, and record what it reached at what cost."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,8 @@ from parsgd.training.checks import check_run, check_target
 from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
+from parsgd.training.observer import Observer
 from parsgd.training.plan import make_plan, segments
-
-log = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -43,30 +41,6 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     readout: Params
     model_state: State
-
-
-class Observer:
-    """What a run tells while it goes on; override what you need."""
-
-    def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
-        """Before the first step: sizes, placement, traffic; and lines to print."""
-
-    def resumed(self, history: Sequence[Record]) -> None:
-        """After the start, if the run goes on from a checkpoint: the records so far."""
-
-    def progress(self, step: int, steps: int, record: Record) -> None:
-        """After each dispatch: steps done, and a partial record."""
-
-    def record(self, record: Record) -> None:
-        """After each evaluation."""
-
-    def say(self, text: str) -> None:
-        """After a record: what else there is to know, such as steps that were skipped.
-
-        A line to print; by default a warning in the log.
-        """
-        if cluster.is_first():
-            log.warning(text)
 
 
 def fit(

@@ -1,0 +1,34 @@
+"""Who is told of a run while it goes on."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from parsgd import cluster
+from parsgd.training.meter import Record
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """What a run tells while it goes on; override what you need."""
+
+    def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
+        """Before the first step: sizes, placement, traffic; and lines to print."""
+
+    def resumed(self, history: Sequence[Record]) -> None:
+        """After the start, if the run goes on from a checkpoint: the records so far."""
+
+    def progress(self, step: int, steps: int, record: Record) -> None:
+        """After each dispatch: steps done, and a partial record."""
+
+    def record(self, record: Record) -> None:
+        """After each evaluation."""
+
+    def say(self, text: str) -> None:
+        """After a record: what else there is to know, such as steps that were skipped.
+
+        A line to print; by default a warning in the log.
+        """
+        if cluster.is_first():
+            log.warning(text)
