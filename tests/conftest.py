@@ -35,3 +35,6 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of the tests' time is compilation; results do not depend on this.
 jax.config.update("jax_disable_most_optimizations", True)
+# The devices are made now: a test that asks for 99 would get them if it was the first to
+# use JAX, and then all others have them.
+assert jax.device_count() == 4
