@@ -16,7 +16,11 @@ J  sweeps and the command line: failures apart, keys by name
 K  measurement, logs, documents: bytes that equal formulas, commands that run
 """
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 import threading
 
 import jax
@@ -35,3 +39,17 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of the tests' time is compilation; results do not depend on this.
 jax.config.update("jax_disable_most_optimizations", True)
+# Nor on this: what is compiled is kept, for all processes of a session; they inherit
+# the names. A folder that one names oneself is kept.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="parsgd-tests-")
+    atexit.register(
+        shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True
+    )
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+for name in ("min_compile_time_secs", "min_entry_size_bytes"):
+    os.environ[f"JAX_PERSISTENT_CACHE_{name.upper()}"] = "0"
+    jax.config.update(f"jax_persistent_cache_{name}", 0)
+# The devices are made now: a test that asks for 99 would get them if it was the first
+# to use JAX, and then all others have them.
+assert jax.device_count() == 4

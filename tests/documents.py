@@ -1,5 +1,6 @@
 """Reads the Markdown documents: code blocks, commands, links and tables."""
 
+import functools
 import re
 import shlex
 import subprocess
@@ -78,18 +79,23 @@ def _started(words: list[str]) -> list[str]:
     """The command that these start, once their own options are known to exist."""
     inner = [i for i, word in enumerate(words) if word in COMMANDS]
     own = words[1 : inner[0]] if inner else words[1:]
-    usage = subprocess.run(
-        [sys.executable, "-m", "parsgd.cli", words[0], "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    usage = _usage(words[0])
     for option in own:
         name = option.partition("=")[0]
         named = name in ("--", "--help") or re.search(rf"{name}\b", usage)
         known = not name.startswith("--") or named
         assert known, f"parsgd {words[0]} has no option {option}"
     return words[inner[0] :] if inner else []
+
+
+@functools.cache
+def _usage(starter: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "parsgd.cli", starter, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def _stands_for_others(word: str) -> bool:

@@ -1,6 +1,7 @@
 """``parsgd train`` that saves, ``resume=DIR``, ``export`` and ``evaluate``."""
 
 import json
+import sys
 
 import jax
 import numpy as np
@@ -233,6 +234,104 @@ def test_a_run_with_a_model_of_ones_own_is_exported(command, tmp_path):  # noqa:
     assert code == 2 and "give --config-dir again" in err
     code, out, err = command("train", *mine, "resume=run", "rounds=20")
     assert code == 0 and "goes on from step 20" in out, err
+
+
+OWN_MODELS = """
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(8)(x.reshape(len(x), -1))
+        return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(x))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, width, *, rngs):
+        self.inner = nnx.Linear(64, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, rngs=rngs)
+        self.outer = nnx.Linear(width, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.outer(self.norm(self.inner(x.reshape(len(x), -1))))
+
+
+def pair(scale):
+    def init(key, x):
+        return {"w": scale * jax.random.normal(key, (x[0].size, 10))}
+
+    return init, lambda params, x: x.reshape(len(x), -1) @ params["w"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (
+            ("_target_: own_models.Linen",),
+            {
+                "params/Dense_0/bias",
+                "params/Dense_0/kernel",
+                "params/BatchNorm_0/bias",
+                "params/BatchNorm_0/scale",
+                "params/Dense_1/bias",
+                "params/Dense_1/kernel",
+                "model/batch_stats/BatchNorm_0/mean",
+                "model/batch_stats/BatchNorm_0/var",
+            },
+        ),
+        (
+            ("_target_: own_models.Nnx", "width: 8", "_partial_: true"),
+            {
+                "params/inner/bias",
+                "params/inner/kernel",
+                "params/norm/bias",
+                "params/norm/scale",
+                "params/outer/bias",
+                "params/outer/kernel",
+                "model/norm/mean",
+                "model/norm/var",
+            },
+        ),
+        (("_target_: own_models.pair", "scale: 0.1"), {"params/w"}),
+    ],
+    ids=["linen", "nnx", "pair"],
+)
+def test_F1_models_of_all_kinds_come_from_a_config_and_are_scored_again(
+    command,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    model,
+    names,
+):
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    own = tmp_path / "own/task/model/net.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("\n".join(model) + "\n")
+    (tmp_path / "own_models.py").write_text(OWN_MODELS)
+    mine = ("--config-dir", "own")
+    code, _, err = command("train", *mine, "task/model=net", *RUN, "rounds=10")
+    assert code == 0, err
+    last = records(tmp_path / "run")[-1]
+    code, out, err = command("evaluate", *mine, "run")
+    assert code == 0, err
+    assert f"test: accuracy {last['test_accuracy']:.6g}, " in out
+    assert f"loss {last['test_loss']:.6g} " in out
+    code, _, err = command("export", *mine, "run")
+    assert code == 0, err
+    named = load_file(tmp_path / "run/export/model.safetensors")
+    assert {*named} == names
+    # Two workers saw other data: the statistics are the mean of theirs.
+    _, kept = stored(tmp_path / "run/checkpoints")
+    for name in names:
+        if name.startswith("model/"):
+            each = kept[name]
+            assert each.shape[0] == 2 and (each[0] != each[1]).any()
+            np.testing.assert_allclose(named[name], each.mean(0), rtol=1e-6)
 
 
 def test_a_checkpoint_names_its_versions(run):

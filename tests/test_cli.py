@@ -250,7 +250,8 @@ def test_report_complains_about_folders_without_jobs(command, tmp_path):
     assert command("report", str(tmp_path))[0] == 2
 
 
-def test_I1_devices_are_made_before_jax_starts(tmp_path):
+def test_I1_devices_are_made_before_jax_starts(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     done = in_new_process(
         tmp_path,
         "train",

@@ -147,9 +147,9 @@ def test_B16_a_strategy_without_exchangeable_parts_says_which_have(strategy, gro
 
 
 def _descend(strategy, gradient, x, steps):
-    state, path = strategy.init(x), []
+    state, path, local = strategy.init(x), [], jax.jit(strategy.local)
     for t in range(steps):
-        x, state = strategy.local(gradient(x, t), state, x)
+        x, state = local(gradient(x, t), state, x)
         path.append(np.asarray(x))
     return path
 
@@ -204,3 +204,29 @@ def test_signs_alone_climb_where_most_gradients_point_up():
     # Of equal coordinates nothing is lost, so it is SGD.
     plain = final(parsgd.single(optax.sgd(lr)))
     np.testing.assert_allclose(final(feedback), plain, rtol=1e-4)
+
+
+def test_signs_alone_stay_on_a_line_of_smooth_losses_that_one_model_fits():
+    """``f_i = <a_i, x>^2``, ``a_i = +-(1, -1) + eps (1, 1)``: the third.
+
+    A gradient of either has the signs of (1, -1), so x + y stays, though x = 0 is best
+    for both.
+    """
+    eps, lr, steps, start = 0.5, 0.02, 300, jnp.array([1.003, 0.997])
+    a = np.array([[1.0, -1.0], [-1.0, 1.0]], np.float32) + np.float32(eps)
+    draws = np.random.default_rng(0).integers(2, size=steps)
+
+    def gradient(x, t):
+        return jnp.asarray(2 * (a[draws[t]] @ np.asarray(x)) * a[draws[t]])
+
+    def value(x):
+        return float(np.square(a @ x).sum())
+
+    feedback = parsgd.data_parallel(
+        optax.chain(optax.sgd(lr), parsgd.error_feedback(SIGN_OF_STEP, bucket=True))
+    )
+    stuck = _descend(parsgd.sign_sgd_majority(optax.sgd(lr)), gradient, start, steps)
+    moved = _descend(feedback, gradient, start, steps)
+    np.testing.assert_allclose([x.sum() for x in stuck], 2.0, atol=1e-4)
+    assert min(map(value, stuck)) >= 2 * (2 * eps) ** 2 - 1e-3
+    assert value(moved[-1]) < 1e-3 * value(np.asarray(start))

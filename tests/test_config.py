@@ -1,3 +1,4 @@
+import functools
 import importlib
 import inspect
 from pathlib import Path
@@ -163,6 +164,43 @@ def test_every_strategy_composes_builds_and_trains_a_round(name):
     made.arguments.update(evaluations=1, train_examples=8)
     run = parsgd.fit(made.task, made.strategy, **made.arguments)
     assert run.history[-1]["samples"] == 80
+
+
+# Messages of each of the four arrays, for four workers.
+@pytest.mark.parametrize(
+    ("algorithm", "calls"),
+    [
+        ("native", {"all-reduce": 4}),
+        ("ring", {"permute": 4 * (3 + 3)}),
+        ("tree", {"permute": 4 * (2 + 2)}),
+        ("hierarchical", {"permute": 4 * (2 * (2 - 1) + 2 * (4 / 2 - 1))}),
+    ],
+)
+def test_the_algorithm_of_the_average_is_an_added_key(algorithm, calls):
+    words = ["task.model.features=[4]", "placement=vmap", "worker_batch=4"]
+    if algorithm != "native":
+        words.append(f"+strategy.algorithm={algorithm}")
+    if algorithm == "hierarchical":
+        words.append("+strategy.group=2")
+    made = build("strategy=sync_sgd", "workers=4", "samples=160", *words)
+    made.arguments.update(evaluations=1, train_examples=8)
+    run = parsgd.fit(made.task, made.strategy, **made.arguments)
+    assert run.summary["calls_per_round"] == calls
+    # The same average, whoever adds it up.
+    reference = _natively_averaged()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        run.readout,
+        reference,
+    )
+
+
+@functools.cache
+def _natively_averaged():
+    small = ("task.model.features=[4]", "placement=vmap", "worker_batch=4")
+    made = build("strategy=sync_sgd", "workers=4", "samples=160", *small)
+    made.arguments.update(evaluations=1, train_examples=8)
+    return parsgd.fit(made.task, made.strategy, **made.arguments).readout
 
 
 @pytest.mark.parametrize("group", ["optimizer", "schedule", "scaling", "placement"])

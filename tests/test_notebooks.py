@@ -28,11 +28,7 @@ def test_there_are_notebooks():
 @pytest.mark.slow
 # Of the machinery between this process and the kernel, not of the notebook.
 @pytest.mark.filterwarnings("ignore")
-def test_K3_runs_twice_in_one_kernel(notebook, tmp_path, monkeypatch):
-    # Most of the time is compilation, and the second pass compiles the same programs.
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+def test_K3_runs_twice_in_one_kernel(notebook, tmp_path):
     again = copy.deepcopy(notebook.cells)
     for number, cell in enumerate(again):
         cell["id"] = f"again-{number}"

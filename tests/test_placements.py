@@ -1,5 +1,7 @@
 """Every algorithm reaches the same state in every placement; sharing is found."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,9 +31,9 @@ def engine(name, workers, kind, devices=None, task=None, **options):
     ), order  # fmt: skip
 
 
-def state_after(name, workers, kind, devices=None, rounds=3):
+def state_after(name, workers, kind, devices=None, rounds=3, made=None):
     """The whole state, every worker's, after some rounds of each phase."""
-    run, order = engine(name, workers, kind, devices)
+    run, order = made or engine(name, workers, kind, devices)
     state = run.init(jax.random.key(1))
     step, h = 0, ZOO[name].local_steps
     for phase in range(len(run.worker.phases)):
@@ -50,11 +52,17 @@ def state_after(name, workers, kind, devices=None, rounds=3):
     return whole, losses, spread
 
 
+@functools.cache
+def by_lanes(name, workers):
+    """`state_after` in the placement that others are compared with."""
+    return state_after(name, workers, "vmap")
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_placements_agree_on_the_whole_state(name):
     others = {3: [("shard_map", None)], 4: [("shard_map", 2), ("pmap", 2)]}
     for workers, places in others.items():
-        reference, losses, spread = state_after(name, workers, "vmap")
+        reference, losses, spread = by_lanes(name, workers)
         for kind, devices in places:
             state, values, apart = state_after(name, workers, kind, devices)
             jax.tree.map(
@@ -67,7 +75,7 @@ def test_placements_agree_on_the_whole_state(name):
 
 
 def test_pmap_with_one_lane_agrees():
-    reference, *_ = state_after("local_sgd", 4, "vmap")
+    reference, *_ = by_lanes("local_sgd", 4)
     state, *_ = state_after("local_sgd", 4, "pmap")
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
@@ -78,13 +86,13 @@ def test_pmap_with_one_lane_agrees():
 
 @pytest.mark.parametrize("name", ZOO)
 def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
-    reference, losses, _ = state_after(name, 4, "vmap")
+    reference, losses, _ = by_lanes(name, 4)
     monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
     for devices in (1, 2):
-        run, _ = engine(name, 4, "shard_map", devices)
+        run, order = engine(name, 4, "shard_map", devices)
         exchanges = run.worker.identical and not name.startswith("single")
         assert ("one after the other" in run.describe()) == (not exchanges)
-        state, values, _ = state_after(name, 4, "shard_map", devices)
+        state, values, _ = state_after(name, 4, "shard_map", made=(run, order))
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6),
             reference,
