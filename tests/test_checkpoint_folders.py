@@ -1,5 +1,6 @@
 """Folders that are damaged, foreign, full, read-only or in use; and what is kept."""
 
+import contextlib
 import errno
 import logging
 import shutil
@@ -175,11 +176,22 @@ def test_H2_a_disk_that_is_full_loses_nothing(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 3_800_000)
     code, said = train(small_disk / "run")
-    assert code and "Traceback" not in said, said
+    assert code == 1 and "Traceback" not in said and "Error exec" not in said, said
     assert "cannot write" in said and "No space left on device" in said, said
     ballast.unlink()
     code, said = train(small_disk / "run")
     assert code == 0, said
+
+
+@pytest.mark.slow
+def test_H2_a_disk_without_any_space_is_named(small_disk):
+    with contextlib.suppress(OSError), open(small_disk / "ballast", "wb") as ballast:
+        while True:
+            ballast.write(b"x" * 4096)
+            ballast.flush()
+    code, said = train(small_disk / "run")
+    assert code == 2 and "Traceback" not in said, said
+    assert "the disk of the output folder (hydra.run.dir" in said, said
 
 
 @pytest.mark.slow

@@ -54,7 +54,8 @@ def refuse_pattern(folder: Path) -> None:
         raise FolderError(
             f"{folder.absolute()}: checkpoints cannot be in a folder whose path has "
             f"{' '.join(odd)} in it, as they could not be read again: choose another "
-            "with hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null)"
+            "with hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null, in "
+            "a script checkpoints=None)"
         )
 
 

@@ -106,7 +106,7 @@ def train(arguments: list[str]) -> int:
                 fault = outcome.status == "failed" and not outcome.mistake
                 more = f"; the traceback is in {folder / 'train.log'}" if fault else ""
                 print(f"parsgd: {_ending(outcome)}{more}", file=sys.stderr)
-            codes.append(2 if outcome.mistake else 1)
+            codes.append(2 if outcome.mistake and not outcome.begun else 1)
         return outcome.score
 
     settings = _cluster(arguments)

@@ -1,5 +1,6 @@
 """The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
+import errno
 import logging
 import os
 import signal
@@ -167,7 +168,13 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
     if is_mistake(error):
         _complain(explain(error, arguments))
     elif isinstance(error, OSError):
-        _complain(f"{error.filename or 'system'}: {error.strerror or error}")
+        where = error.filename or "a file could not be written"
+        if error.errno == errno.ENOSPC and not error.filename:
+            where = (
+                "the disk of the output folder (hydra.run.dir, in a sweep "
+                "hydra.sweep.dir) or of temporary files (TMPDIR) is full"
+            )
+        _complain(f"{where}: {error.strerror or error}")
     elif type(error).__name__ == "TerminatedWorkerError":  # joblib's
         _complain(
             "the process of a job was killed, perhaps for want of memory, and the "

@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
         status: ``completed``, ``diverged`` or ``failed``.
         reason: Why it did not complete.
         mistake: Whether it failed by a user's mistake, not by a fault.
+        begun: Whether it failed after it had begun to train.
         skipped: Whether its folder held the result already.
         score: What a search maximises: the best test accuracy, or minus the best test
             loss of a task without; NaN if it failed.
@@ -51,6 +52,7 @@ class Outcome(NamedTuple):
     status: str
     reason: str | None = None
     mistake: bool = False
+    begun: bool = False
     skipped: bool = False
     score: float = math.nan
 
@@ -122,7 +124,8 @@ def _run_job(
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
-        outcome = Outcome("failed", reason_of(error), isinstance(error, UserError))
+        mistake = isinstance(error, UserError)
+        outcome = Outcome("failed", reason_of(error), mistake, recorder.begun)
         with cluster.failing(reason_of(error)):
             outcome = _agreed(outcome)
         if not first:
@@ -147,7 +150,7 @@ def _run_job(
         results.finish(folder, record | measured | {"versions": results.versions()})
     except UserError as error:  # such as a full disk, on which it failed already
         reason = f"{outcome.reason}; and {error}" if outcome.reason else f"{error}"
-        raise UserError(reason) from error
+        return Outcome("failed", reason, mistake=True, begun=True)
     return outcome
 
 
