@@ -19,9 +19,10 @@ def ours(cell: Cell, *, seconds: float, counts=(2, 4, 8)) -> list[Candidate]:
 
     places = [("fit, auto", "auto", os.cpu_count() or 1), ("fit, vmap", "vmap", 1)]
     places += [
-        (f"fit, shard_map {n} x {cell.workers // n}", "shard_map", n)
+        (f"fit, {kind} {n} x {cell.workers // n}", kind, n)
         for n in counts
         if cell.workers % n == 0
+        for kind in ("shard_map", "pmap")
     ]
     return [
         Candidate(name, partial(start, cell, kind, count, seconds), count)
