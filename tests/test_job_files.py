@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,24 @@ def test_load_finds_each_job_once_in_natural_order(tmp_path):
     jobs = results.load([tmp_path, tmp_path / "9"])
     names = [str(job.folder.relative_to(tmp_path)) for job in jobs]
     assert names == ["9", "10", "deep/er/1"]
+
+
+def test_load_stays_out_of_checkpoints_which_come_and_go(tmp_path, monkeypatch):
+    fake_job(tmp_path / "checkpoints" / "0", status="interrupted")  # a sweep's name
+    fake_job(tmp_path / "checkpoints" / "1")
+    for job in "01":
+        inside = tmp_path / "checkpoints" / job / "checkpoints"
+        (inside / "380.orbax-checkpoint-tmp").mkdir(parents=True)
+    scan = os.scandir
+
+    def scandir(path="."):
+        if os.fspath(path).endswith("tmp"):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        assert Path(path).parent.name not in ("0", "1"), "it looks into checkpoints"
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert [job.folder.name for job in results.load(tmp_path)] == ["0", "1"]
 
 
 def test_load_says_what_is_missing(tmp_path):

@@ -13,13 +13,13 @@ from parsgd.checkpoint import leaves
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
-from parsgd.cli.resume import CHECKPOINTS
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import SIZES, build
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.errors import UserError, first_line
 from parsgd.placement.devices import prepare
+from parsgd.results.writing import CHECKPOINTS
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import evaluator

@@ -7,8 +7,7 @@ from parsgd.checkpoint.names import read_meta, steps_in
 from parsgd.config.overrides import is_override, overrides, quoted
 from parsgd.errors import UserError
 from parsgd.flat import under
-
-CHECKPOINTS = "checkpoints"  # in a run's folder
+from parsgd.results.writing import CHECKPOINTS
 
 
 def resumed(arguments: Sequence[str]) -> list[str]:

@@ -7,10 +7,10 @@ from omegaconf import DictConfig
 
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.settings import NEWEST
-from parsgd.cli.resume import CHECKPOINTS, has_checkpoints
+from parsgd.cli.resume import has_checkpoints
 from parsgd.config.objects import resolved, saves
 from parsgd.errors import FolderError, UserError
-from parsgd.results.writing import RESULT
+from parsgd.results.writing import CHECKPOINTS, RESULT
 
 
 def goes_back(cfg: DictConfig) -> bool:

@@ -1,8 +1,9 @@
 """Find jobs in folders, and read their files."""
 
 import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,14 @@ import yaml
 from omegaconf import OmegaConf
 
 from parsgd.errors import UserError
-from parsgd.results.writing import CONFIG, METRICS, RESULT, SCHEMA, STATUSES
+from parsgd.results.writing import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    RESULT,
+    SCHEMA,
+    STATUSES,
+)
 
 
 class Job(NamedTuple):
@@ -44,9 +52,8 @@ def load(dirs: str | Path | Iterable[str | Path]) -> list[Job]:
     found = {
         path.parent.resolve(): path.parent
         for root in roots
-        for name in (RESULT, METRICS)
-        for path in root.rglob(name)
-        if name == RESULT or (path.parent / CONFIG).is_file()
+        for path in _files(root)
+        if path.name == RESULT or (path.parent / CONFIG).is_file()
     }
     if not found:
         raise UserError(
@@ -55,6 +62,18 @@ def load(dirs: str | Path | Iterable[str | Path]) -> list[Job]:
             "or of a sweep"
         )
     return [read_job(folder) for folder in sorted(found.values(), key=_natural)]
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Results and metrics at or below a folder.
+
+    A job's checkpoints are not searched: while it runs they come and go.
+    """
+    for folder, inside, names in os.walk(root):
+        found = [name for name in (RESULT, METRICS) if name in names]
+        if found and CHECKPOINTS in inside:
+            inside.remove(CHECKPOINTS)
+        yield from (Path(folder) / name for name in found)
 
 
 def read_job(folder: str | Path) -> Job:

@@ -16,6 +16,7 @@ from parsgd.errors import FolderError, UserError
 
 SCHEMA = 1
 CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
+CHECKPOINTS = "checkpoints"  # in a job's folder too, if it saves any
 STATUSES = ("completed", "diverged", "failed", "interrupted")
 
 
