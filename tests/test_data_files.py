@@ -146,6 +146,13 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
             {},
             "'a' .* 1 missing, NaN or infinite value, .* 1 ",
         ),
+        (
+            "a,c,b\nnan,0.69,1\n1,1,0\nnan,1,0\n",
+            {},
+            "'a' .* 2 missing, NaN or infinite values, .* 0 ",
+        ),
+        ("a,b\nnan,1\nword,0\n", {}, "'a' .* not numeric, .* 'word'"),
+        ("a,b\n1,1\n2,nan\n", {}, "'b' .* 1 missing, NaN or infinite value"),
         ("a,b\n1,0\n2,\n", {}, "'b' .* missing"),
         ("", {}, "cannot be read as a table"),
         ("a,b\n", {}, "no rows below"),

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,16 @@ def _load(
     return from_arrays(file.stem, train, test, standardize=standardize)
 
 
+def _as_numbers(column: Any) -> Any:
+    """Words that are numbers, as polars leaves them where one of them is ``nan``."""
+    import polars as pl
+
+    if column.dtype != pl.String or column.has_nulls():
+        return column
+    numbers = column.cast(pl.Float64, strict=False)
+    return column if numbers.has_nulls() else numbers
+
+
 def _table(
     file: Path, label: str | int, separator: str
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +116,7 @@ def _table(
             f"{separator!r}: set separator, or add columns to learn from."
         )
     for name in names:
-        column = table[name]
+        column = _as_numbers(table[name])
         bad = column.is_null()
         if column.dtype.is_float():
             bad = bad | ~column.is_finite().fill_null(True)
