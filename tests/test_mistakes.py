@@ -120,6 +120,7 @@ SWITCH = "strategy=post_local_sgd"
         (["workers=0"], "workers=0: it must be at least 1"),
         (["workers=1.5"], "workers=1.5"),
         (["seed=-1"], "seed=-1"),
+        (["seed=9223372036854775808"], "the largest is 4294967295"),
         (["strategy=bmfu"], "Choose one of"),
         (
             ["strategy=local_sgd", "strategy.momentum_polcy=keep"],

@@ -116,6 +116,8 @@ def test_parameters_must_have_a_gradient():
         ({"worker_batch": 4, "train_examples": 0}, "train_examples=0"),
         ({"worker_batch": 4, "tail": "keep"}, "'drop' or 'weight'"),
         ({"worker_batch": 4, "seed": -1}, "seed=-1"),
+        ({"worker_batch": 4, "seed": 2**32}, "the largest is 4294967295"),
+        ({"worker_batch": 4, "seed": 2**63}, "the largest is 4294967295"),
     ],
 )
 def test_D1_D8_C6_I4_mistakes_are_named_before_anything_compiles(options, message):

@@ -19,6 +19,7 @@ import numpy as np
 from parsgd.errors import UserError
 from parsgd.words import counted
 
+LARGEST_SEED = 2**32 - 1
 Tail = Literal["drop", "weight"]
 
 
@@ -39,7 +40,7 @@ class Order:
         examples: N, the size of the training set.
         workers: W, at least 1.
         worker_batch: b, examples per worker and step, at least 1.
-        seed: Non-negative; with the epoch it determines the permutation.
+        seed: 0 to 2**32 - 1; with the epoch it determines the permutation.
         tail: ``"drop"`` or ``"weight"``.
 
     Raises:
@@ -68,6 +69,11 @@ class Order:
                 raise UserError(f"{key}={getattr(self, key)}: it must be at least 1.")
         if self.seed < 0:
             raise UserError(f"seed={self.seed}: it must be 0 or more.")
+        if self.seed > LARGEST_SEED:
+            raise UserError(
+                f"seed={self.seed}: the largest is {LARGEST_SEED}. JAX's keys take 32 "
+                "bits of it, so that larger ones would repeat the parameters of others."
+            )
         if self.tail not in ("drop", "weight"):
             raise UserError(f"tail={self.tail!r}: choose 'drop' or 'weight'.")
         if self.global_batch > self.examples:
