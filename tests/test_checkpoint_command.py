@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 import yaml
 from command_line import command  # noqa: F401
+from fake_jobs import fake_job
 from resumes import stored
 from safetensors.numpy import load_file
 from test_checkpoint_folders import pytestmark  # noqa: F401
@@ -191,6 +192,16 @@ def test_F1_exported_model_scores_as_in_training(run, command):  # noqa: F811
         np.testing.assert_array_equal(x, back[name])
     code, _, err = command("export", "run", "step=7")
     assert code == 2 and "holds the steps 20, 40" in err
+
+
+@pytest.mark.parametrize("name", ["evaluate", "export"])
+def test_a_sweep_has_no_model_but_its_jobs_have(command, tmp_path, name):  # noqa: F811
+    for job in (0, 1):
+        fake_job(tmp_path / "sweep" / str(job), seed=job)
+        (tmp_path / "sweep" / str(job) / "checkpoints").mkdir()
+    code, _, err = command(name, "sweep")
+    assert code == 2 and "is the folder of a sweep" in err
+    assert "such as sweep/0" in err
 
 
 def test_what_may_differ(tmp_path):

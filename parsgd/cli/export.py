@@ -19,7 +19,7 @@ from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.errors import UserError, first_line
 from parsgd.placement.devices import prepare
-from parsgd.results.writing import CHECKPOINTS
+from parsgd.results.writing import CHECKPOINTS, METRICS
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import evaluator
@@ -123,6 +123,11 @@ def load(
     where = inside if inside.is_dir() else Path(folder)
     if not where.is_dir():
         raise UserError(f"no folder {folder}: give the folder of a run")
+    if jobs := sorted(path.parent for path in where.glob(f"*/{METRICS}")):
+        raise UserError(
+            f"{folder} is the folder of a sweep, or of several runs: give one of them, "
+            f"such as {jobs[0]}"
+        )
     # As many as there are cores, before the backend starts.
     prepare(None)
     with quiet():
