@@ -100,6 +100,8 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
         launchers.check(hydra("JoblibLauncher", n_jobs=1))
     with pytest.raises(UserError, match="tasks_per_node=2: each of the tasks"):
         launchers.check(hydra("LocalLauncher", nodes=1, tasks_per_node=2))
+    with pytest.raises(UserError, match=r"timeout_min=0: give a whole number"):
+        launchers.check(hydra("LocalLauncher", timeout_min=0))
     launchers.check(hydra("JoblibLauncher", n_jobs=2))
     monkeypatch.setattr(cluster, "processes", lambda: 2)
     launchers.check(hydra("BasicLauncher"))

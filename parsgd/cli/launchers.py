@@ -2,12 +2,13 @@
 
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 from parsgd import cluster, cores
 from parsgd.cli.slots import remember_gpus, share
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_whole
 
 BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
 SLURM, LOCAL = "SlurmLauncher", "LocalLauncher"  # of submitit
@@ -66,15 +67,30 @@ def check(hydra: Any) -> None:
                 "job by itself; a job of a sweep is one process, which may have "
                 "several devices. For a run of several processes start them by srun"
             )
-    if hydra.launcher._target_.endswith(f".{LOCAL}"):
-        remember_gpus()  # submitit sets the variable anew for each job
-    if not hydra.launcher._target_.endswith(f".{JOBLIB}"):
+    local = hydra.launcher._target_.endswith(f".{LOCAL}")
+    if not local and not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         # As Ctrl-C, so that the processes of the jobs end too.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if hydra.launcher.n_jobs == 1:
+    if local:
+        _check_local(hydra.launcher)
+    elif hydra.launcher.n_jobs == 1:
         raise UserError(
             "hydra.launcher.n_jobs=1: joblib would run the jobs in this process; leave "
             "out hydra/launcher for one job after the other, or give 2 or more"
         )
+
+
+def _check_local(launcher: Any) -> None:
+    from parsgd.cli import local_jobs
+
+    check_whole("hydra.launcher.timeout_min", launcher.timeout_min)
+    remember_gpus()  # submitit sets the variable anew for each job
+    local_jobs.install()
+
+
+def lost() -> bool:
+    """Whether a job of this sweep ended without a result, which was said then."""
+    module = sys.modules.get("parsgd.cli.local_jobs")
+    return bool(module and module.lost)

@@ -125,7 +125,7 @@ class Sweep(Callback):
         code = 0
         if cluster.is_first():
             with cluster.busy():
-                code = self._report(config)
+                code = self._report(config) or int(launchers.lost())
         if int(cluster.agree("report", str(code))):
             raise SystemExit(1)
 

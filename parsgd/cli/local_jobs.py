@@ -1,0 +1,136 @@
+"""``hydra/launcher=local``: submitit's jobs on this machine, which end with the sweep.
+
+Submitit has its jobs outlive the command that started them, and takes one that was
+killed for a fault of its own.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+import submitit
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus
+from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher
+from submitit.core.utils import UncompletedJobError
+
+LOOK_SECONDS = 0.5
+# What submitit does with on one machine; the others are for schedulers.
+PARAMETERS = (
+    "timeout_min",
+    "gpus_per_node",
+    "tasks_per_node",
+    "nodes",
+    "stderr_to_stdout",
+)
+lost: list[int] = []  # jobs without a result, because their process ended before
+
+
+def install() -> None:
+    """Have Hydra take `LocalJobs` where submitit's launcher is asked for."""
+    name = f"{LocalLauncher.__module__}.{LocalLauncher.__name__}"
+    Plugins.instance().class_name_to_class[name] = LocalJobs
+
+
+class LocalJobs(LocalLauncher):
+    """Submitit's launcher, whose jobs end with this process, however it ends."""
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> list[JobReturn]:
+        """Run these jobs; one whose process ended before it did has a score of NaN."""
+        executor = submitit.AutoExecutor(self.params["submitit_folder"], "local")
+        given = {key: self.params.get(key) for key in PARAMETERS}
+        executor.update_parameters(**{k: x for k, x in given.items() if x is not None})
+        numbers = [initial_job_idx + i for i in range(len(job_overrides))]
+        self.sweep = (os.getpid(), psutil.Process().create_time())
+        arguments = [
+            (list(overrides), "hydra.sweep.dir", n, f"job_{n}", Singleton.get_state())
+            for n, overrides in zip(numbers, job_overrides, strict=True)
+        ]
+        started: list[subprocess.Popen] = []
+        try:
+            with _own_sessions(started):
+                jobs = executor.map_array(self, *zip(*arguments, strict=True))
+            pairs = zip(numbers, jobs, strict=True)
+            return [self._result(number, job) for number, job in pairs]
+        finally:
+            _end(started)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> JobReturn:
+        """Run one job, in the process that submitit started for it."""
+        family = (*self.sweep, os.getppid())
+        threading.Thread(target=_end_with, args=family, daemon=True).start()
+        return super().__call__(*args, **kwargs)
+
+    def _result(self, number: int, job: submitit.Job) -> JobReturn:
+        job.wait()
+        if job.paths.result_pickle.exists():
+            (found,) = job.results()
+            if not isinstance(found._return_value, UncompletedJobError):
+                return found
+        lost.append(number)
+        print(
+            f"parsgd: job #{number}: its process ended before the job did: it was "
+            "killed, perhaps for want of memory, or took longer than "
+            f"hydra.launcher.timeout_min={self.params['timeout_min']}. The same "
+            "command with hydra.sweep.dir=DIR, where DIR is the sweep's folder, does "
+            f"what is missing; what it printed is in {job.paths.folder}",
+            file=sys.stderr,
+        )
+        return JobReturn(status=JobStatus.COMPLETED, _return_value=math.nan)
+
+
+@contextlib.contextmanager
+def _own_sessions(started: list[subprocess.Popen]) -> Iterator[None]:
+    """Start processes in sessions of their own, and list them.
+
+    Ctrl-C does not come to them by itself then: submitit's would print tracebacks.
+    """
+    popen = subprocess.Popen
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen:
+        process = popen(*args, start_new_session=True, **kwargs)
+        started.append(process)
+        return process
+
+    subprocess.Popen = start  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        subprocess.Popen = popen
+
+
+def _end(started: Sequence[subprocess.Popen]) -> None:
+    """End what still runs of these processes, and of those that they started."""
+    running = [process for process in started if process.poll() is None]
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in running:
+        process.wait()
+
+
+def _end_with(sweep: int, began: float, parent: int) -> None:
+    """End this process once that of the sweep is gone, or the one that started it."""
+    while os.getppid() == parent and _runs(sweep, began):
+        time.sleep(LOOK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _runs(pid: int, began: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process.create_time() == began and not dead
+    except psutil.NoSuchProcess:
+        return False
