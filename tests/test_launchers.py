@@ -102,6 +102,12 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
         launchers.check(hydra("LocalLauncher", nodes=1, tasks_per_node=2))
     with pytest.raises(UserError, match=r"timeout_min=0: give a whole number"):
         launchers.check(hydra("LocalLauncher", timeout_min=0))
+    monkeypatch.setattr("joblib.effective_n_jobs", lambda n: max(n, 3 + n, 1))
+    with pytest.raises(UserError, match="n_jobs=0: joblib would run no job"):
+        launchers.check(hydra("JoblibLauncher", n_jobs=0))
+    with pytest.raises(UserError, match="n_jobs=-5 is one at a time"):
+        launchers.check(hydra("JoblibLauncher", n_jobs=-5))
+    launchers.check(hydra("JoblibLauncher", n_jobs=-1))
     launchers.check(hydra("JoblibLauncher", n_jobs=2))
     monkeypatch.setattr(cluster, "processes", lambda: 2)
     launchers.check(hydra("BasicLauncher"))

@@ -75,10 +75,21 @@ def check(hydra: Any) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if local:
         _check_local(hydra.launcher)
-    elif hydra.launcher.n_jobs == 1:
+    else:
+        _check_joblib(hydra.launcher.n_jobs)
+
+
+def _check_joblib(asked: Any) -> None:
+    from joblib import effective_n_jobs
+
+    # Of its own numbers: -1 is one per core, -2 one less. It raises for 0.
+    count = effective_n_jobs(asked) if asked else 0
+    if count < 2:
+        means = " is one at a time here" if asked < 0 else ""
+        what = "the jobs in this process" if count else "no job"
         raise UserError(
-            "hydra.launcher.n_jobs=1: joblib would run the jobs in this process; leave "
-            "out hydra/launcher for one job after the other, or give 2 or more"
+            f"hydra.launcher.n_jobs={asked}{means}: joblib would run {what}; leave out "
+            "hydra/launcher for one job after the other, or give 2 or more"
         )
 
 
