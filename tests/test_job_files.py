@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parsgd import results
+from parsgd import report, results
 from parsgd.cli import earlier
 from parsgd.errors import UserError
 
@@ -108,6 +109,9 @@ def test_broken_line_in_the_middle_is_named(tmp_path):
         results.load(tmp_path)
 
 
+SOUND = '{"schema": 1, "status": "completed"'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -116,6 +120,10 @@ def test_broken_line_in_the_middle_is_named(tmp_path):
         ("[1, 2]", "not a parsgd result"),
         ('{"schema": true}', "not a parsgd result"),
         ("{", "not JSON"),
+        (f'{SOUND}, "overrides": 5}}', "'overrides' is 5, not a list"),
+        (f'{SOUND}, "config": [1]}}', "'config' is .1., not an object"),
+        (f'{SOUND}, "final": {{"test_accuracy": "0.9"}}}}', "'0.9', not a number"),
+        (f'{SOUND}, "summary": {{"workers": []}}}}', "'workers' is .., not a number"),
         ('{"schema": 1, "status": "odd"}', "'odd', not one of"),
     ],
 )
@@ -124,6 +132,26 @@ def test_foreign_result(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as caught:
         results.load(tmp_path)
     assert str(tmp_path / "result.json") in str(caught.value)
+
+
+def test_measurements_of_another_kind_are_named(tmp_path):
+    results.begin(tmp_path, fake_config())
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0}\n{"test_accuracy": "0.9"}\n')
+    with pytest.raises(UserError, match=r"line 2 .*'test_accuracy' is '0.9', not a n"):
+        results.load(tmp_path)
+
+
+def test_measurements_that_are_no_numbers_are_missing(tmp_path):
+    fake_job(tmp_path, evaluations=3)
+    for name in ("metrics.jsonl", "result.json"):
+        text = (tmp_path / name).read_text()
+        for word in ("NaN", "-Infinity", "1e999"):
+            odd = re.sub(r'("test_accuracy": )[\d.]+', rf"\g<1>{word}", text)
+            (tmp_path / name).write_text(odd)
+            (job,) = results.load(tmp_path)
+            lines = [job.final] if name == "result.json" else job.metrics
+            assert [line["test_accuracy"] for line in lines] == [None] * len(lines)
+    assert report.build(tmp_path).page.is_file()
 
 
 def test_load_finds_each_job_once_in_natural_order(tmp_path):

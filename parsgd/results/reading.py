@@ -1,6 +1,5 @@
 """Find jobs in folders, and read their files."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from parsgd.errors import UserError
+from parsgd.results.parsing import parse, wrong_in_record, wrong_in_result
 from parsgd.results.writing import (
     CHECKPOINTS,
     CONFIG,
@@ -110,7 +110,7 @@ def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -
         status=record["status"],
         reason=record.get("reason"),
         config=record.get("config") or {},
-        overrides=tuple(record.get("overrides") or ()),
+        overrides=tuple(map(str, record.get("overrides") or ())),
         metrics=metrics,
         summary=record.get("summary") or {},
         final=record.get("final"),
@@ -124,7 +124,7 @@ def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -
 def _read_result(path: Path) -> dict[str, Any]:
     leave_out = "remove it, or leave its folder out"
     try:
-        record = json.loads(path.read_text())
+        record = parse(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {leave_out}") from error
     schema = record.get("schema") if isinstance(record, dict) else None
@@ -140,6 +140,8 @@ def _read_result(path: Path) -> dict[str, Any]:
             f"{path} has status {record.get('status')!r}, not one of "
             f"{', '.join(STATUSES)}: {leave_out}"
         )
+    if wrong := wrong_in_result(record):
+        raise UserError(f"{path}: {wrong}: {leave_out}")
     return record
 
 
@@ -150,15 +152,17 @@ def _read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
     lines = []
     for number, text in enumerate([*whole, last], start=1):
         try:
-            line = json.loads(text) if text.strip() else None
+            line = parse(text) if text.strip() else None
             if line is not None and not isinstance(line, dict):
                 raise ValueError("not an object")
+            if line is not None and (wrong := wrong_in_record(line)):
+                raise ValueError(wrong)
         except ValueError as error:
             if number > len(whole):  # the job was killed while it wrote this line
                 break
             raise UserError(
-                f"{path}, line {number} is not a JSON object ({error}): remove the "
-                "line, or leave the folder out"
+                f"{path}, line {number} is not an evaluation as JSON ({error}): "
+                "remove the line, or leave the folder out"
             ) from error
         if line is not None:
             lines.append(line)

@@ -70,7 +70,7 @@ def reached(job: Job, target: float | None) -> dict[str, Any] | None:
 
 def _default(groups: Sequence[Group]) -> Target:
     jobs = [job for group in groups for job in group.jobs]
-    first, *others = {job.config.get("target_accuracy") for job in jobs}
+    first, *others = {_number(job.config.get("target_accuracy")) for job in jobs}
     if first is not None and not others:
         return Target(float(first), "the target_accuracy of every config")
     best = max((_best(job) for job in jobs), default=0.0)
@@ -78,6 +78,11 @@ def _default(groups: Sequence[Group]) -> Target:
     if value <= 0:
         return Target(None, "no test accuracy was measured")
     return Target(value, f"{SHARE:.0%} of the best, {best:.4f}", _caution(groups))
+
+
+def _number(value: Any) -> float | None:
+    # A reference that leads nowhere is stored as it was written.
+    return value if isinstance(value, int | float) else None
 
 
 def _best(job: Job) -> float:
