@@ -204,6 +204,14 @@ def test_a_sweep_has_no_model_but_its_jobs_have(command, tmp_path, name):  # noq
     assert "such as sweep/0" in err
 
 
+def test_a_damaged_file_is_all_that_is_told(run, command):  # noqa: F811
+    (run / "metrics.jsonl").write_bytes(b"\0\xff\n" * 9)
+    code, _, err = command("train", "resume=run")
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("parsgd: ") and "run/metrics.jsonl, line 1 " in line
+
+
 def test_what_may_differ(tmp_path):
     old = {"seed": 0, "workers": 4, "optimizer": {"_target_": "a", "b1": 0.9}}
     new = {"seed": 0, "workers": 2, "optimizer": {"_target_": "a", "b1": 0.8}}

@@ -1,5 +1,6 @@
 """``parsgd train``, ``traffic`` and ``report``."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -109,6 +110,16 @@ def train(arguments: list[str]) -> int:
             codes.append(2 if outcome.mistake and not outcome.begun else 1)
         return outcome.score
 
+    def told(cfg: DictConfig) -> float:
+        try:
+            return job(cfg)
+        except UserError as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise
+            mistakes.append(error)  # Hydra would print a line of its own before it
+            return math.nan
+
+    mistakes: list[UserError] = []
     settings = _cluster(arguments)
     cluster.start(settings)
     # Also those that decide what the processes agree on before they read a config.
@@ -124,9 +135,11 @@ def train(arguments: list[str]) -> int:
             config_path=str(conf_dir()),
             config_name="config",
         )
-        application(job)()
+        application(told)()
     finally:
         sys.argv = before
+    for mistake in mistakes:
+        raise mistake
     return codes[-1]
 
 
