@@ -83,7 +83,8 @@ def score_of(record: Mapping[str, Any]) -> float:
     accuracy = record.get("test_accuracy")
     if accuracy is not None:
         return accuracy
-    return -record.get("test_loss", math.nan)
+    loss = record.get("test_loss")  # stored as null where it is not finite
+    return math.nan if loss is None else -loss
 
 
 def best_score(records: Sequence[Mapping[str, Any]]) -> float:
