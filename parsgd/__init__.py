@@ -17,7 +17,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parsgd import comm, compressors, models, reducers, scaling, strategies, traffic
+    from parsgd import (
+        cluster,
+        comm,
+        compressors,
+        models,
+        reducers,
+        scaling,
+        strategies,
+        traffic,
+    )
     from parsgd.checkpoint import Checkpoints
     from parsgd.compressors import one_bit
     from parsgd.core import Phase, Strategy, TrainState
@@ -80,6 +89,7 @@ __all__ = [
     "block_momentum_from_time_constant",
     "breast_cancer",
     "classification",
+    "cluster",
     "comm",
     "compressed_all_reduce",
     "compressed_sgd",

@@ -42,6 +42,16 @@ class Run(NamedTuple):
     readout: Params
     model_state: State
 
+    def __repr__(self) -> str:
+        """In one line, where the arrays would be hundreds."""
+        last = self.history[-1]
+        scores = [
+            f"{k}={last[k]:.4g}" for k in ("test_accuracy", "test_loss") if k in last
+        ]
+        steps, sent = self.summary["steps"], self.summary["bytes"]
+        done = f"{self.status}, {steps} steps, {', '.join(scores)}"
+        return f"Run({done}, {sent:.4g} bytes sent per worker)"
+
 
 def fit(
     task: Task,
@@ -200,7 +210,8 @@ def fit(
         parts = segments(plan, schedule)
         meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
         summary = meter.summary() | {"earlier_workers": earlier}
-        observer.start(summary, [*plan.describe(), engine.describe(), *keeper.lines])
+        said = [*plan.describe(), engine.describe(), *meter.cautions(), *keeper.lines]
+        observer.start(summary, said)
         history: list[Record] = []
         if resumed:
             history = resumed.meta["history"]

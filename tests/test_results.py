@@ -360,3 +360,18 @@ def test_a_choice_of_a_file_is_named_as_that_of_a_command_line(tmp_path):
     frame = results.table(results.load(tmp_path))
     assert sorted(frame["scaling"]) == ["none", "sqrt", "sqrt"]
     assert frame["configuration"].n_unique() == 3  # those of one rule are told apart
+
+
+def test_runs_of_several_processes_are_configurations_of_their_own(tmp_path):
+    """Their seconds are measured over links, those of one process are simulated."""
+    for name, processes in (("a", 1), ("b", 2)):
+        fake_job(tmp_path / name)
+        file = tmp_path / name / "result.json"
+        written = json.loads(file.read_text())
+        written["summary"]["placement"]["processes"] = processes
+        file.write_text(json.dumps(written))
+    alone, both = results.group(results.load([tmp_path]))
+    assert (alone.repeats, both.repeats) == (0, 0)
+    assert (alone.varied["processes"], both.varied["processes"]) == (None, 2)
+    (both,) = results.group(results.load([tmp_path / "b"]))
+    assert both.varied == {"processes": 2}  # said also where it tells nothing apart

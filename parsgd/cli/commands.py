@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster
-from parsgd.cli.resume import resumed
+from parsgd.cli.resume import has_checkpoints, resumed
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.config import objects
@@ -99,7 +99,10 @@ def train(arguments: list[str]) -> int:
                 print(f"{number}{_ending(outcome)}", flush=True)
         elif outcome.status == "completed":
             if first and outcome.skipped:
-                print(f"completed before: {folder}; a larger budget would go on")
+                more = (
+                    "; a larger budget would go on" if has_checkpoints(folder) else ""
+                )
+                print(f"completed before: {folder}{more}")
             elif first:
                 print(f"completed: {folder}")
         else:

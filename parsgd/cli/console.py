@@ -124,7 +124,9 @@ def _command(name: str, rest: list[str]) -> int:
 
         return lab(rest)
     if name not in ("train", "traffic", "report", "export", "evaluate"):
-        _complain(f"{name}: there is no such command; `parsgd --help` lists them")
+        meant = "`parsgd train resume=DIR` goes on with a run; "
+        more = meant if name == "resume" else ""
+        _complain(f"{name}: there is no such command; {more}`parsgd --help` lists them")
         return 2
     # Before JAX is imported: its runtime's errors are shown, its warnings are not.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -141,10 +143,10 @@ def _interrupted(name: str, arguments: Sequence[str]) -> int:
     """Say how to go on after Ctrl-C."""
     how = ""
     if name == "train" and {"-m", "--multirun"} & {*arguments}:
-        how = (
-            ". The same command with hydra.sweep.dir=DIR, where DIR is the sweep's "
-            "folder, does what is missing"
-        )
+        sweep = sys.modules.get("parsgd.cli.sweep")
+        folder = sweep.last_folder() if sweep else None
+        how = f". The same command with hydra.sweep.dir={folder} does what is missing"
+        how = how if folder else ""
     elif name == "train":
         how = (
             ". A run that saves checkpoints (checkpoint.rounds or checkpoint.minutes) "
@@ -167,6 +169,10 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
 
     if is_mistake(error):
         _complain(explain(error, arguments))
+    elif isinstance(error, BrokenPipeError):
+        # As of `| head`: who reads has enough. Python would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     elif isinstance(error, OSError):
         where = error.filename or "a file could not be written"
         if error.errno == errno.ENOSPC and not error.filename:

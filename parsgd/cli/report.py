@@ -39,6 +39,11 @@ def show_report(
         print(f"{job.status}: {job.folder}: {job.reason}")
     done = len(jobs) - len(bad)
     print(f"{done} of {counted(len(jobs), 'job')} completed")
+    if aside := sum(group.repeats for group in results.group(jobs)):
+        print(
+            f"{counted(aside, 'job')} set aside: a later one has the same "
+            "configuration and seed"
+        )
     print(
         f"table: {paths.markdown}, all columns: {paths.csv.name}, {paths.parquet.name}"
     )

@@ -36,6 +36,14 @@ from parsgd.words import counted
 SWEPT = "multirun.yaml"  # Hydra writes it into the folder of a sweep
 
 
+_folders: list[Path] = []
+
+
+def last_folder() -> Path | None:
+    """Where the last sweep of this process began."""
+    return _folders[-1] if _folders else None
+
+
 class Sweep(Callback):
     """The callback that ``conf/config.yaml`` registers.
 
@@ -108,6 +116,7 @@ class Sweep(Callback):
     def _hold(self, folder: Path) -> None:
         """Keep the folder for this sweep until the command ends."""
         reason = ""
+        _folders.append(folder)
         if cluster.is_first():
             try:
                 _make_folder(folder, "hydra.sweep.dir")

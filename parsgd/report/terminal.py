@@ -11,6 +11,7 @@ from rich.text import Text
 from parsgd import results
 from parsgd.results import COLUMNS, Job
 from parsgd.results.export import MISSING, plus_minus, texts
+from parsgd.results.groups import SAID
 from parsgd.results.ranking import SORTS, describe_sort
 
 HEADINGS = {
@@ -74,7 +75,7 @@ def naming(table: pl.DataFrame) -> list[str]:
     for name in ("task", *varied, "workers", "local_steps", "global_batch"):
         longer = [*names, name]
         differ = table.select(longer).n_unique() > table.select(names).n_unique()
-        if name == "workers" or differ:
+        if name == "workers" or name in SAID or differ:
             names = longer
     return names
 

@@ -16,6 +16,8 @@ from parsgd.results.reading import Job
 SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
 _OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
 RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
+PROCESSES = "processes"  # of runs of several: their seconds are of another kind
+SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
 
 
 class Group(NamedTuple):
@@ -160,8 +162,7 @@ def _own(job: Job) -> dict[str, Any]:
     ``compressor`` and ``feedback`` are again inside the strategy that uses them.
     """
     config = {key: x for key, x in job.config.items() if key not in UNSTORED}
-    if resumed := _resumed(job):
-        config[RESUMED] = resumed
+    config |= {key: x for key in SAID if (x := _said(job, key)) is not None}
     said = {"seed": config.get("seed"), "compressor": config.get("compressor")}
     if isinstance(config.get("feedback"), Mapping):
         said["reducer"] = config["feedback"]
@@ -216,8 +217,7 @@ def _varying(jobs: list[Job]) -> list[str]:
         and not under(key, UNSTORED)
         and len({one.get(key) for one in asked}) > 1
     ]
-    if any(map(_resumed, jobs)):
-        keys.append(RESUMED)  # said even where it tells nothing apart
+    keys += [key for key in SAID if any(_said(job, key) is not None for job in jobs)]
     columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
     configs = [leaves(_own(job)) for job in jobs]
     strategies = [_choice(job, "strategy") for job in jobs]
@@ -264,9 +264,18 @@ def _resumed(job: Job) -> str | None:
     return f"{' -> '.join(map(str, counts))} workers"
 
 
-def _value(job: Job, key: str) -> Any:
+def _said(job: Job, key: str) -> Any:
+    """What no config says: of another number of workers before, and of processes."""
     if key == RESUMED:
         return _resumed(job)
+    placement = job.summary.get("placement")
+    count = placement.get("processes") if isinstance(placement, Mapping) else None
+    return count if count != 1 else None
+
+
+def _value(job: Job, key: str) -> Any:
+    if key in SAID:
+        return _said(job, key)
     asked = overrides(job).get(key)
     if asked is None:
         value = job.config

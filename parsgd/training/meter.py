@@ -149,6 +149,16 @@ class Meter:
         self.phase = counts["phase"]
         self._loss, self._loss_sum, self._loss_rounds = counts["loss"]
 
+    def cautions(self) -> list[str]:
+        """Lines on what few would expect of a run."""
+        workers = self._engine.placement.workers
+        if workers == 1 or any(self._sent.values()):
+            return []
+        return [
+            f"nothing is sent: each of the {workers} workers trains alone, and only "
+            "their average is evaluated"
+        ]
+
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
         if self.diverged or self.healthy:
