@@ -14,6 +14,7 @@ import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
 from processes import finished, free_address, parsgd, two_by_hand
+from zoo import MORE_ROWS, ZOO
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +37,7 @@ ALGORITHMS = (
     "one-bit adam",
     "one_bit two-sided",
 )
+OTHERS = sorted({*ZOO, *MORE_ROWS} - {*ALGORITHMS})
 SHORT = ("workers=2", "epochs=1", "evaluations=1")
 
 
@@ -43,8 +45,8 @@ def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
     ends = []
     for processes, devices in ((1, 4), (2, 2), (4, 1)):
         file = tmp_path / f"{processes}.npz"
-        others = ("others",) if processes < 4 else ()
-        script = (HERE / "one_of_several.py", file, devices, *ALGORITHMS, *others)
+        names = (*ALGORITHMS, *OTHERS) if processes < 4 else ALGORITHMS
+        script = (HERE / "one_of_several.py", file, devices, *names)
         words = ("launch", "--processes", processes, *script)
         code, _, err = finished(parsgd(*map(str, words)), 900)
         assert code == 0, err

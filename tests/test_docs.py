@@ -18,7 +18,7 @@ from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, name
 
 import parsgd
 from parsgd import cluster
-from parsgd.cli import export, sweep
+from parsgd.cli import export, report, sweep
 from parsgd.cluster import rendezvous
 from parsgd.config import schema
 from parsgd.config.choices import choices, conf_dir
@@ -42,7 +42,8 @@ def test_K5_python_blocks_run(path, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @each_document
 def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(sweep, "show_report", lambda *args: 0)
+    for module in (report, sweep):  # there are no results to show
+        monkeypatch.setattr(module, "show_report", lambda *args: 0)
     for act in ("_export", "_evaluate"):  # there is no run to read
         monkeypatch.setattr(export, act, lambda *args: None)
     # There are no other processes to join; whether it could be tried is checked.
