@@ -294,3 +294,19 @@ def test_a_huge_loss_is_a_short_number():
     record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 0, "bytes": 0}
     Display(console).record(record | {"batch_loss": 1.2345e30})
     assert "loss 1.23e+30, " in console.file.getvalue()
+
+
+def test_a_reader_that_has_enough_is_no_mistake():
+    command = (
+        f"{sys.executable} -m parsgd train --help | head -1; echo ${{PIPESTATUS[0]}}"
+    )
+    run = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120
+    )
+    assert run.stderr == ""
+    assert run.stdout.splitlines()[-1] in ("0", "141")
+
+
+def test_resume_is_a_key_of_train(command):
+    code, _, err = command("resume", "outputs/run")
+    assert code == 2 and "`parsgd train resume=DIR` goes on with a run" in err

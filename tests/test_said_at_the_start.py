@@ -1,8 +1,11 @@
 """What a run says before its first step."""
 
+import optax
 import pytest
 from composed import build
+from tiny import tiny
 
+import parsgd
 from parsgd.placement.devices import place
 from parsgd.training.plan import make_plan
 
@@ -18,3 +21,24 @@ def test_one_is_singular():
     assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
     (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
     assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")
+
+
+class Lines(parsgd.Observer):
+    """Keeps what is said before the first step."""
+
+    def start(self, summary, lines):
+        self.lines = lines
+
+
+@pytest.mark.parametrize("workers, said", [(1, False), (3, True)])
+def test_workers_that_send_nothing_are_no_free_method(workers, said):
+    told = Lines()
+    run = parsgd.fit(
+        tiny(), parsgd.single(optax.sgd(0.1)), workers=workers, worker_batch=4,
+        rounds=2, observer=told,
+    )  # fmt: skip
+    assert (
+        any(line.startswith("nothing is sent: each of") for line in told.lines) == said
+    )
+    assert repr(run).startswith("Run(completed, 2 steps, test_accuracy=")
+    assert repr(run).endswith(" 0 bytes sent per worker)")

@@ -138,8 +138,19 @@ def test_J12_a_folder_of_another_sweep_is_refused(command, no_drawing, tmp_path)
     assert json.loads(result.read_text())["config"]["optimizer"]["learning_rate"] == 0.1
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path):
-    arguments = ("train", "epochs=100000", "hydra.run.dir=run")
+@pytest.mark.parametrize(
+    ("words", "job", "how"),
+    [
+        (("hydra.run.dir=run",), "run", "goes on with parsgd train resume=DIR"),
+        (
+            ("-m", "hydra.sweep.dir=all", "seed=0,1"),
+            "all/0",
+            "The same command with hydra.sweep.dir=all does what is missing",
+        ),
+    ],
+)
+def test_an_interrupt_says_how_to_go_on(tmp_path, words, job, how):
+    arguments = ("train", "epochs=100000", *words)
     process = subprocess.Popen(
         [sys.executable, "-m", "parsgd.cli", *arguments],
         cwd=tmp_path,
@@ -147,7 +158,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
     )
-    metrics = tmp_path / "run/metrics.jsonl"
+    metrics = tmp_path / job / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.is_file() and metrics.read_text()):
         assert time.monotonic() < deadline
@@ -155,9 +166,9 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "interrupted" in err
+    assert "interrupted" in err and how in err, err
     assert "Traceback" not in err
-    assert not (tmp_path / "run/result.json").exists()
+    assert not (tmp_path / job / "result.json").exists()
 
 
 @pytest.mark.parametrize(
