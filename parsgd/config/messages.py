@@ -203,7 +203,17 @@ def _not_overridable(
             f"{text} A sweep sets a key in all of its jobs: what only one {parent} "
             "has, sweep by itself; `parsgd report DIR DIR` compares the sweeps"
         )
-    return f"{text} (+{key}=... hands it on all the same)" if parent else text
+    if not parent:
+        return text
+    if target.partition(".")[0] == "parsgd" and not _takes(target, name):
+        return f"{text} Nor does it take one that the config leaves out"
+    return f"{text} (+{key}=... hands it on all the same)"
+
+
+def _takes(target: str, name: str) -> bool:
+    from parsgd.config.targets import takes  # which asks this module for words
+
+    return takes({"_target_": target}, name)
 
 
 def _target(cause: OmegaConfBaseException) -> str:
