@@ -101,3 +101,21 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
     assert len(bar) <= width and "…" not in bar
     last = "step 5, epoch 0.50: loss 0.2500, accuracy 0.7500, 320 samples/s on average"
     assert frames[-2].startswith(last)
+
+
+def test_jobs_of_a_sweep_say_what_is_new_and_how_they_ended(monkeypatch):
+    monkeypatch.setattr(Display, "said", set())
+    console = Console(file=io.StringIO(), width=120)
+    summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6}
+    summary |= {"calls_per_round": {}}
+    for job in ("4 workers", "8 workers"):
+        with Display(console, ["learning rate 0.1"], brief=True) as display:
+            display.start(summary, [job])
+            for step in (5, 10):
+                record = {"step": step, "epoch": 1, "seconds": 0, "bytes": 0}
+                display.record(record | {"test_accuracy": step / 100})
+    heads = [line.partition(",")[0] for line in console.file.getvalue().splitlines()]
+    first, second = heads.index("4 workers"), heads.index("8 workers")
+    assert heads[first + 1] == "learning rate 0.1"
+    assert [h for h in heads if h.startswith("step")] == ["step 10"] * 2
+    assert heads[second:] == ["8 workers", "step 10"]

@@ -1,6 +1,7 @@
 """What a report says and draws, without a browser."""
 
 import importlib
+import itertools
 import json
 import re
 import subprocess
@@ -293,3 +294,15 @@ def test_throughput_lines_have_one_point_per_worker_count(tmp_path):
     (part,) = subject(tmp_path).parts
     lines = scaling_lines(part.entries)
     assert [len(line) for line in lines.values()] == [2, 2]
+
+
+def test_the_page_says_what_symbols_and_fills_stand_for(tmp_path):
+    for number, (workers, rule) in enumerate(
+        itertools.product((1, 4), ("none", "sqrt"))
+    ):
+        scaling = {"_target_": "parsgd.scaling.Scaling", "rule": rule}
+        words = [f"workers={workers}", f"scaling={rule}"]
+        folder = tmp_path / str(number)
+        fake_job(folder, workers=workers, scaling=scaling, overrides=words)
+    page = report.build([tmp_path], tmp_path / "out").page.read_text()
+    assert "Workers: ● 1, ■ 4. Filled: scaling=none; open: scaling=sqrt." in page

@@ -86,7 +86,8 @@ def run_job(
         UserError: The folder cannot be written.
     """
     console = console or Console(quiet=quiet or not cluster.is_first())
-    with contextlib.closing(Recorder(folder, Display(console))) as recorder:
+    display = Display(console, brief=not alone)
+    with contextlib.closing(Recorder(folder, display)) as recorder:
         return _run_job(cfg, folder, overrides, recorder, allowed, alone)
 
 

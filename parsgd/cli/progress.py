@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -27,12 +27,18 @@ class Display(Observer):
     Args:
         console: Where to; a terminal gets a bar, anything else a line per evaluation.
         lines: To print at the start, besides what `parsgd.fit` tells.
+        brief: Whether it is one of many jobs: at its start what none before it has
+            said, and of its evaluations the last. The log has all.
 
     Use it as a context manager, so that the bar ends with the run.
     """
 
-    def __init__(self, console: Console, lines: Sequence[str] = ()):
-        self._console, self._lines = console, lines
+    said: ClassVar[set[str]] = set()  # by jobs of this process
+
+    def __init__(
+        self, console: Console, lines: Sequence[str] = (), *, brief: bool = False
+    ):
+        self._console, self._lines, self._brief = console, lines, brief
         self._bar: Progress | None = None
         self._row = TaskID(0)
         self._accuracy: float | None = None
@@ -44,6 +50,7 @@ class Display(Observer):
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._bar is not None or self._brief:
             # The bar leaves nothing behind: what the run came to stays.
             self._print(self._last)
 
@@ -65,7 +72,11 @@ class Display(Observer):
         calls = summary["calls_per_round"]
         sent = compare(sent, dense, per_round(*steps), calls=calls)
         for line in (*lines, *self._lines, sent):
-            self.say(line)
+            if self._brief and line in self.said:
+                log.info(line)
+            else:
+                self.say(line)
+            self.said.add(line)
         if self._console.is_terminal:
             text = TextColumn("{task.fields[text]}", markup=False)
             self._bar = Progress(
@@ -88,12 +99,12 @@ class Display(Observer):
             self._bar.update(self._row, completed=step, total=steps, text=text)
 
     def record(self, record: Record) -> None:
-        """One line per evaluation, where there is no bar."""
+        """One line per evaluation, where there is no bar and the job is not brief."""
         self._accuracy = record.get("test_accuracy")
         line = f"step {record['step']}, epoch {record['epoch']:.2f}: "
         line += _text(record, self._accuracy)
         log.info(line)
-        if self._bar is None:
+        if self._bar is None and not self._brief:
             self._print(line)
         self._last = line
 

@@ -17,7 +17,7 @@ from parsgd.report.answer import Tile, sentences, tiles
 from parsgd.report.grid import assets, grid
 from parsgd.report.plots import LINES, about, facets, key_of, plots
 from parsgd.report.study import Part, Study, curves_of, drawn
-from parsgd.report.style import DASHES, worker_counts
+from parsgd.report.style import DASHES, symbols, worker_counts
 from parsgd.results import COLUMNS
 from parsgd.results.export import MISSING, size
 from parsgd.words import counted
@@ -187,11 +187,13 @@ def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> st
             f" {limit[1]} of {limit[0]} configurations have a line: the best of each "
             "strategy and worker count, then the next best; the table has all."
         )
+    key = symbols([e.group for e in part.entries], [e.look for e in part.entries])
     cells = "".join(
         f"<figure><figcaption>{escape(figures[name][0])}</figcaption>"
         f'<div class="plot" id="{name}"></div>{_note(name)}</figure>'
         for name in names
     )
+    note = f"{escape(key)} {note}".strip()
     return f'{heading}<p class="note">{note}</p><div class="plots">{cells}</div>'
 
 

@@ -28,7 +28,9 @@ COLORS = (
 )
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
+GLYPHS = "●■◆▲✚★"  # the symbols, as letters
 FILLS = ("", "-open", "-dot")
+FILLED = ("filled", "open", "with a dot")
 MPL_DASHES = ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 1, 3)))
 MPL_MARKERS = ("o", "s", "D", "^", "P", "*")
 MPL_FILLS = ("full", "none", "left")
@@ -85,6 +87,25 @@ def looks(groups: Sequence[Group]) -> list[Look]:
         )
         looks.append(look)
     return looks
+
+
+def symbols(groups: Sequence[Group], looks: Sequence[Look]) -> str:
+    """What symbols and fills stand for, in one sentence; empty where for nothing.
+
+    Example:
+        ``Workers: ● 1, ■ 4. Filled: scaling=none; open: scaling=linear.``
+    """
+    pairs = zip(groups, looks, strict=True)
+    counts = dict(sorted((workers_of(group), look) for group, look in pairs))
+    said = []
+    if len(counts) > 1:
+        shown = (f"{GLYPHS[look.workers]} {count}" for count, look in counts.items())
+        said.append(f"Workers: {', '.join(shown)}.")
+    fills = {look.variant: look.detail or "all else" for look in looks}
+    if len(fills) > 1 and any(look.detail for look in looks):
+        first, *others = (f"{FILLED[i]}: {fills[i]}" for i in sorted(fills))
+        said.append("; ".join([first[0].upper() + first[1:], *others]) + ".")
+    return " ".join(said)
 
 
 def short(traits: Sequence[Iterable[str]]) -> list[str]:
