@@ -108,7 +108,7 @@ SWITCH = "strategy=post_local_sgd"
             ["worker_batch=4", "global_batch=8"],
             "worker_batch=null or global_batch=null",
         ),
-        (["epochs=4", "samples=8"], "not meant, with epochs=null or samples=null"),
+        (["epochs=4", "samples=8"], "not meant, or set epochs=null or samples=null"),
         (["task.model=cnn"], "chosen with a slash, task/model=cnn"),
         (["tail=keep"], "choose 'drop' or 'weight'"),
         (["optimizer.learning_rate=nan"], "optimizer.learning_rate=nan"),

@@ -204,7 +204,7 @@ def test_a_mistake_of_all_jobs_is_said_once_before_any_starts(command, tmp_path)
     code, out, err = command(*SWEEP, "samples=64", "workers=1,2")
     assert code == 2 and out == ""
     assert err.count("exactly one budget") == 1 and "(so in all 2 jobs)" in err
-    assert "with epochs=null or samples=null" in err
+    assert "or set epochs=null or samples=null" in err
     assert not (tmp_path / "sweep").exists()
 
 
