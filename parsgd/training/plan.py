@@ -210,9 +210,8 @@ def check_given(batches: Mapping[str, Any], budgets: Mapping[str, Any]) -> None:
         if len(given) != 1:
             got = ", ".join(f"{k}={v}" for k, v in given.items()) or "none"
             null = " or ".join(f"{k}=null" for k in given)
-            more = f": leave out what is not meant, or set {null}" if null else ""
-            more += " (None in Python)" if null else ""
-            raise UserError(f"give exactly one {wanted}. Got {got}{more}")
+            more = f": leave out what is not meant, or set {null} (None in Python)"
+            raise UserError(f"give exactly one {wanted}. Got {got}{more * bool(given)}")
 
 
 def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
