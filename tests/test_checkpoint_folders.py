@@ -1,7 +1,9 @@
 """Folders that are damaged, foreign, full, read-only or in use; and what is kept."""
 
+import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import shutil
 import signal
@@ -322,6 +324,26 @@ def test_only_orbax_s_own_log_is_kept_quiet(caplog):
     assert [r.getMessage() for r in caplog.records] == ["a warning of mine", "mine"]
     assert [str(error) for error in told] == ["no room"]
     assert not logging.getLogger("absl").filters
+
+
+@pytest.mark.parametrize(
+    "file", ["/lib/orbax/checkpoint/writer.py", "/home/me/mine.py"]
+)
+def test_what_fails_in_orbax_after_the_report_is_not_shown(caplog, file):
+    # Python logs it when it collects what failed, which may be long after the end.
+    with quiet():
+        pass
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    try:
+        exec(compile("raise OSError", file, "exec"), {})
+    except OSError as error:
+        future.set_exception(error)
+    del future
+    gc.collect()
+    loop.close()
+    said = [r.getMessage().splitlines()[0] for r in caplog.records]
+    assert said == ([] if "orbax" in file else ["Future exception was never retrieved"])
 
 
 @pytest.mark.parametrize("name", ["devices=[0,1]", "a\\b", "run*", "run?"])

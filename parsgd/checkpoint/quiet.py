@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,11 @@ def _of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
+    frames = traceback.extract_tb(record.exc_info[2]) if record.exc_info else ()
+    files = (Path(frame.filename).as_posix() for frame in frames)
+    return "orbax" not in record.getMessage() and not any(
+        "/orbax/checkpoint/" in file for file in files
+    )
 
 
 @contextlib.contextmanager
@@ -35,10 +40,10 @@ def quiet(tell: Callable[[BaseException], None] | None = None) -> Iterator[None]
 
     main = threading.current_thread()
     logger.addFilter(listen)
-    # When one of its writers or readers fails, others fail after it is reported.
+    # When one of its writers or readers fails, others fail after it is reported; it is
+    # said when they are collected, which may be long after this: the filter stays.
     background.addFilter(_not_of_orbax)
     try:
         yield
     finally:
         logger.removeFilter(listen)
-        background.removeFilter(_not_of_orbax)
