@@ -12,7 +12,7 @@ LOCAL_STEPS = 8
 LR = 0.01
 SAMPLES = 16_384  # of a dispatch, at most 64 steps: its overhead is below a percent
 ALGORITHMS = ("sync", "local", "diloco_sgd", "diloco_adamw")
-MODELS = ("mlp_258k", "mlp_6m9", "cnn")
+MODELS = ("mlp_258k", "mlp_6_9m", "cnn")
 
 
 class Cell(NamedTuple):

@@ -35,7 +35,7 @@ CODES: dict[str, Callable[[], Compressor]] = {
     "terngrad, unclipped": lambda: compressors.terngrad(clip=None),
     "natural": compressors.natural,
     "linear_8bit": compressors.linear_8bit,
-    "linear_8bit, blocks": lambda: compressors.linear_8bit(block=2048),
+    "linear_8bit, blocks": lambda: compressors.linear_8bit(block_size=2048),
     "linear_8bit, random": lambda: compressors.linear_8bit(rounding="random"),
     "dynamic_tree_8bit": compressors.dynamic_tree_8bit,
     "fp16": compressors.fp16,

@@ -43,7 +43,7 @@ class Method(NamedTuple):
 
 MODELS = {
     "mlp_258k": Network(242_752, "mlp_258k", 1e-3),
-    "mlp_6_9m": Network(2_774_784, "mlp_6m9", 10e-3),
+    "mlp_6_9m": Network(2_774_784, "mlp_6_9m", 10e-3),
 }
 OWN_FOLDER = "hydra.run.dir=${oc.env:LAB_FOLDER}/${oc.env:PARSGD_PROCESS}"
 METHODS = {

@@ -10,8 +10,10 @@ from typing import Any
 from benchmarks.lab_runs import METHODS, MODELS
 from benchmarks.measure import BUSY
 from parsgd.lab import network
+from parsgd.report.style import COLORS, colors_of
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+SAME = {"DDP": "sync_sgd", "DDP, PowerSGD": "power_sgd"}  # algorithms
 COMPRESSED = ("one_bit_sgd", "top_k_sgd", "power_sgd")
 HEAD = (
     "| link | method | ms per step (range) | exchanging | samples/s "
@@ -182,7 +184,9 @@ def figure(store: dict, file: Path) -> None:
     lines = math.ceil(len(groups) / 2)
     size = (11, 0.8 + 3.8 * lines)
     fig, axes = pyplot.subplots(lines, 2, figsize=size, sharex=True, squeeze=False)
-    colours = {method: f"C{i}" for i, method in enumerate(METHODS)}
+    names = [method for method in METHODS if method not in SAME]
+    colors = {m: COLORS[i] for m, i in colors_of({m: m for m in names}).items()}
+    colors |= {method: colors[same] for method, same in SAME.items()}
     shown: dict[str, Any] = {}  # one legend for all panels
     for axis, (model, processes, group) in zip(axes.flat, groups, strict=False):
         curves: dict[str, list[tuple[float, float]]] = {}
@@ -194,7 +198,7 @@ def figure(store: dict, file: Path) -> None:
         for method, points in curves.items():
             style = "--" if method.startswith("DDP") else "-"
             x, y = zip(*sorted(points), strict=True)
-            axis.plot(x, y, style, marker="o", label=method, color=colours[method])
+            axis.plot(x, y, style, marker="o", label=method, color=colors[method])
         axis.set(xscale="log", yscale="log", title=f"{model}, {processes} processes")
         for one in (axis.xaxis, axis.yaxis):
             one.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))

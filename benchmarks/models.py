@@ -20,7 +20,7 @@ from benchmarks.data import MEAN, STD
 CLASSES = 10
 MLPS = {
     "mlp_258k": ((256, 128, 64), 0.2),
-    "mlp_6m9": ((1024, 1024, 512, 512, 256), 0.3),
+    "mlp_6_9m": ((1024, 1024, 512, 512, 256), 0.3),
 }
 
 

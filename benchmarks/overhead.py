@@ -22,12 +22,12 @@ import parsgd
 from benchmarks import ours
 from benchmarks.candidates import BATCH, LOCAL_STEPS, LR, Cell
 from parsgd.cli.job import Recorder
-from parsgd.cli.progress import Display
+from parsgd.progress import Progress
 
 CELLS = tuple(
     Cell(algorithm, model, 4)
     for algorithm in ("sync", "local")
-    for model in ("mlp_258k", "mlp_6m9", "cnn")
+    for model in ("mlp_258k", "mlp_6_9m", "cnn")
 )
 EVALUATIONS = 10
 
@@ -35,7 +35,7 @@ EVALUATIONS = 10
 class Clock(Recorder):
     """A job's recorder that takes the time of what the loop does between dispatches."""
 
-    def __init__(self, folder: Path, display: Display):
+    def __init__(self, folder: Path, display: Progress):
         super().__init__(folder, display)
         self.seconds = self.trained = 0.0  # evaluations apart
         self._before = 0.0  # when the last of these calls ended
@@ -73,8 +73,8 @@ def run(task: parsgd.Task, cell: Cell, rounds: int) -> Shares:
 
     make = parsgd.sync_sgd if cell.algorithm == "sync" else parsgd.local_sgd
     console = Console(file=io.StringIO(), force_terminal=True)
-    with tempfile.TemporaryDirectory() as folder, Display(console) as display:
-        clock = Clock(Path(folder), display)
+    with tempfile.TemporaryDirectory() as folder:
+        clock = Clock(Path(folder), Progress(console))
         parsgd.fit(
             task,
             make(optax.sgd(LR)),

@@ -22,9 +22,9 @@ A new algorithm in full, the elastic pull of every worker towards the mean::
     ...         updates, state = optimizer.update(grads, state, params)
     ...         return optax.apply_updates(params, updates), state
     ...     def sync(params, state):
-    ...         centre = comm.mean(params)
+    ...         center = comm.mean(params)
     ...         move = lambda x, c: x + pull * (c - x)
-    ...         return jax.tree.map(move, params, centre), state
+    ...         return jax.tree.map(move, params, center), state
     ...     return Strategy(optimizer.init, local, sync)
 """
 
@@ -156,7 +156,7 @@ def init_state(
 
 
 def spread(params: Params) -> jax.Array:
-    """How far the workers are apart: rms distance to their mean over its norm."""
+    """The workers' rms distance to their mean over its norm: consensus distance."""
 
     def squares(tree):
         leaves = [
@@ -164,9 +164,9 @@ def spread(params: Params) -> jax.Array:
         ]
         return sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in leaves)
 
-    centre = comm.mean(params)
-    distance = comm.mean(squares(jax.tree.map(jnp.subtract, params, centre)))
-    return jnp.sqrt(distance / jnp.maximum(squares(centre), 1e-30))
+    center = comm.mean(params)
+    distance = comm.mean(squares(jax.tree.map(jnp.subtract, params, center)))
+    return jnp.sqrt(distance / jnp.maximum(squares(center), 1e-30))
 
 
 def run_round(

@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from parsgd import data as sources
-from parsgd import models
+from parsgd import data as sources, models
 from parsgd.data import Dataset, validate
 from parsgd.errors import UserError
 from parsgd.gradient import Params, State

@@ -1,7 +1,7 @@
 """``fit``: train a task with a strategy, and record what it reached at what cost."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -10,7 +10,7 @@ from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike, checksum
-from parsgd.core import Algorithm, Params, State, phases
+from parsgd.core import Algorithm, phases
 from parsgd.data.order import Tail
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
@@ -21,36 +21,7 @@ from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer
 from parsgd.training.plan import make_plan, segments
-
-
-class Run(NamedTuple):
-    """What a run reached.
-
-    Attributes:
-        status: ``"completed"`` or ``"diverged"``.
-        reason: Why it ended early, or None.
-        history: One record per evaluation, the first at round 0; `fit` lists the keys.
-        summary: Sizes, placement, traffic and times of the run.
-        readout: The final parameters.
-        model_state: Other variables of the model, averaged over the workers.
-    """
-
-    status: str
-    reason: str | None
-    history: list[Record]
-    summary: dict[str, Any]
-    readout: Params
-    model_state: State
-
-    def __repr__(self) -> str:
-        """In one line, where the arrays would be hundreds."""
-        last = self.history[-1]
-        scores = [
-            f"{k}={last[k]:.4g}" for k in ("test_accuracy", "test_loss") if k in last
-        ]
-        steps, sent = self.summary["steps"], self.summary["bytes"]
-        done = f"{self.status}, {steps} steps, {', '.join(scores)}"
-        return f"Run({done}, {sent:.4g} bytes sent per worker)"
+from parsgd.training.run import Run
 
 
 def fit(
@@ -98,7 +69,8 @@ def fit(
         evaluations: How often to evaluate, evenly spaced over the rounds, the start not
             counted.
         train_examples: Evaluate the training loss on at most this many examples.
-        seed: Of the initial parameters, the data order and the workers' randomness.
+        seed: Of the initial parameters, the data order and the randomness of the model,
+            such as dropout. Reducers with random codes have a ``seed`` of their own.
         placement: ``"auto"``, ``"vmap"``, ``"shard_map"``, ``"pmap"`` or ``"debug"``.
         devices: How many devices, or which; see `parsgd.place`.
         tail: An epoch's last partial batch: ``"drop"`` or ``"weight"``.
@@ -187,60 +159,74 @@ def fit(
     observer = observer or Observer()
     # Where devices are made out of cores, make them before the backend starts.
     prepare(devices)
-    with keeping(checkpoints) as keeper:
-        keeper.look(facts)
-        engine = Engine(
-            task,
-            schedule,
-            order=plan.order,
-            kind=placement,
-            devices=devices,
-            micro_batches=micro_batches,
-        )
-        check_target(task, engine.worker.spec, target_accuracy)
-        key = jax.random.key(seed)
-        resumed, earlier = keeper.restore(engine, key), []
-        if resumed:
-            earlier = earlier_workers(resumed.meta, plan.order.workers)
-            plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
-            if plan.steps != resumed.meta["steps"]:
-                keeper.lines.append(
-                    f"the run ends at step {plan.steps}, not {resumed.meta['steps']}"
-                )
-        parts = segments(plan, schedule)
-        meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
-        summary = meter.summary() | {"earlier_workers": earlier}
-        said = [*plan.describe(), engine.describe(), *meter.cautions(), *keeper.lines]
-        observer.start(summary, said)
-        history: list[Record] = []
-        if resumed:
-            history = resumed.meta["history"]
-            meter.resume(*(resumed.meta[k] for k in ("round", "step", "counts")))
-            observer.resumed(history)
-        evaluate = Evaluation(task, engine, train_examples)
-        loop = Loop(
-            plan,
-            parts,
-            engine,
-            meter,
-            evaluate=evaluate,
-            keeper=keeper,
-            observer=observer,
-            check_replicas=check_replicas,
-            target_accuracy=target_accuracy,
-            earlier_workers=earlier,
-        )
-        loop.run(resumed.state if resumed else engine.init(key), history, evaluations)
+    run = None
+    try:
+        with keeping(checkpoints) as keeper:
+            keeper.look(facts)
+            engine = Engine(
+                task,
+                schedule,
+                order=plan.order,
+                kind=placement,
+                devices=devices,
+                micro_batches=micro_batches,
+            )
+            check_target(task, engine.worker.spec, target_accuracy)
+            key = jax.random.key(seed)
+            resumed, earlier = keeper.restore(engine, key), []
+            if resumed:
+                earlier = earlier_workers(resumed.meta, plan.order.workers)
+                plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
+                if plan.steps != resumed.meta["steps"]:
+                    before = resumed.meta["steps"]
+                    keeper.lines.append(
+                        f"the run ends at step {plan.steps}, not {before}"
+                    )
+            parts = segments(plan, schedule)
+            meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
+            summary = {"task": task.name, "seed": seed, **meter.summary()}
+            summary["earlier_workers"] = earlier
+            said = [
+                *plan.describe(),
+                engine.describe(),
+                *meter.cautions(),
+                *keeper.lines,
+            ]
+            observer.start(summary, said)
+            history: list[Record] = []
+            if resumed:
+                history = resumed.meta["history"]
+                meter.resume(*(resumed.meta[k] for k in ("round", "step", "counts")))
+                observer.resumed(history)
+            evaluate = Evaluation(task, engine, train_examples)
+            loop = Loop(
+                plan,
+                parts,
+                engine,
+                meter,
+                evaluate=evaluate,
+                keeper=keeper,
+                observer=observer,
+                check_replicas=check_replicas,
+                target_accuracy=target_accuracy,
+                earlier_workers=earlier,
+            )
+            loop.run(
+                resumed.state if resumed else engine.init(key), history, evaluations
+            )
 
-    if meter.diverged:
-        summary["stopped"] = "diverged"
-    elif loop.reached:
-        summary["stopped"] = "target_accuracy"
-    assert evaluate.model is not None
-    readout, model_state = evaluate.model
-    summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
-    status = "diverged" if meter.diverged else "completed"
-    return Run(status, meter.diverged, loop.history, summary, readout, model_state)
+        if meter.diverged:
+            summary["stopped"] = "diverged"
+        elif loop.reached:
+            summary["stopped"] = "target_accuracy"
+        assert evaluate.model is not None
+        readout, model_state = evaluate.model
+        summary |= meter.totals() | {"eval_seconds": evaluate.seconds}
+        status = "diverged" if meter.diverged else "completed"
+        run = Run(status, meter.diverged, loop.history, summary, readout, model_state)
+        return run
+    finally:
+        observer.end(run)
 
 
 def _check_alike(

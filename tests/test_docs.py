@@ -154,20 +154,20 @@ def test_algorithms_names_tests_that_exist():
 def contributed(monkeypatch):
     """Follows CONTRIBUTING.md: its algorithm, oracle and row, put where they belong."""
     files = {block.file: block.text for block in blocks(ROOT / "CONTRIBUTING.md")}
-    algorithm: dict = {"__name__": "towards_mean"}
-    exec(files["parsgd/strategies/towards_mean.py"], algorithm)
+    algorithm: dict = {"__name__": "soft_averaging"}
+    exec(files["parsgd/strategies/soft_averaging.py"], algorithm)
     loop = dict(vars(oracles))
     exec(files["tests/oracles.py"], loop)
     for place, names in ((parsgd, algorithm), (oracles, loop)):
-        function = names["towards_mean"]
-        monkeypatch.setattr(place, "towards_mean", function, raising=False)
+        function = names["soft_averaging"]
+        monkeypatch.setattr(place, "soft_averaging", function, raising=False)
     entry = ast.parse(files["tests/zoo.py"]).body[0]
     assert isinstance(entry, ast.Expr)
     row = eval(compile(ast.Expression(entry.value), "zoo", "eval"), vars(zoo))
     monkeypatch.setattr(zoo, "ZOO", zoo.ZOO | row)
     for module in (test_strategies, test_placements, test_traffic):
         monkeypatch.setattr(module, "ZOO", zoo.ZOO)
-    return "towards_mean"
+    return "soft_averaging"
 
 
 def test_contributing_example_passes_the_batteries(contributed):
@@ -206,7 +206,7 @@ def test_algorithms_has_a_row_per_strategy():
 def test_architecture_maps_every_file_of_the_package():
     text = read(DOCS / "architecture.md")
     for path in (ROOT / "parsgd").iterdir():
-        known = path.name in ("__init__.py", "errors.py", "py.typed", "__pycache__")
+        known = path.stem in ("__init__", "errors", "py", "__pycache__")
         assert known or f"{path.name}" in text, path.name
 
 

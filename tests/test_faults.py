@@ -35,6 +35,16 @@ def test_a_ctrl_c_that_a_callback_drops_comes_again():
     assert run.returncode == 130 and "interrupted" in run.stderr
 
 
+def test_ctrl_c_names_the_folder_of_a_sweep_that_a_file_asks_for(monkeypatch, capsys):
+    # Such as +experiment=demo, with no -m on the command line.
+    from parsgd.cli import console, sweep
+
+    for folders, said in (([], "resume=DIR"), (["swept"], "hydra.sweep.dir=swept")):
+        monkeypatch.setattr(sweep, "_folders", folders)
+        assert console._interrupted("train", ["+experiment=demo"]) == 130
+        assert said in capsys.readouterr().err
+
+
 def test_a_fault_in_a_users_own_code_is_placed(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def act():\n    return {}['w']\n")
     monkeypatch.syspath_prepend(tmp_path)

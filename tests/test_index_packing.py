@@ -8,8 +8,7 @@ import sparse_oracles as oracles
 from hypothesis import given, settings
 from sparse_codes import halves
 
-from parsgd.compressors import payload_bytes, random_k, top_k
-from parsgd.compressors import select as selection
+from parsgd.compressors import payload_bytes, random_k, select as selection, top_k
 from parsgd.compressors.index_packing import (
     form,
     index_bytes,

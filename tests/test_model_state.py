@@ -44,7 +44,7 @@ def keeping(start, after, *, used=lambda model, batch: batch):
     )
 
 
-def centred():
+def centered():
     """Inputs less half their moving average, which is state, as is a count of steps."""
     return keeping(
         {"mean": jnp.zeros(FEATURES), "steps": jnp.int32(0)},
@@ -61,7 +61,7 @@ def test_F1_the_mean_over_workers_is_evaluated_and_survives(
     name, tmp_path, monkeypatch
 ):
     share_engines(monkeypatch)
-    task, h = centred(), {"sync_sgd": 1, "local_sgd": 3}[name]
+    task, h = centered(), {"sync_sgd": 1, "local_sgd": 3}[name]
     options = {"task": task, "algorithm": METHODS[name](), "local_steps": h}
     run = fit(tmp_path / "a", **options)
     own = stored(tmp_path / "a")[1]["model/mean"]
@@ -87,7 +87,7 @@ def test_F1_the_mean_over_workers_is_evaluated_and_survives(
 @pytest.mark.parametrize("name", ["sync_sgd", "local_sgd"])
 def test_F3_whole_numbers_stay_whole_and_must_be_equal(name):
     sizes = {"workers": 3, "worker_batch": 4, "rounds": 5, "evaluations": 1}
-    run = parsgd.fit(centred(), METHODS[name](), **sizes)
+    run = parsgd.fit(centered(), METHODS[name](), **sizes)
     assert run.model_state["steps"].dtype == jnp.int32
     assert int(run.model_state["steps"]) == 5
     labels = keeping(
@@ -103,7 +103,7 @@ def test_F3_whole_numbers_stay_whole_and_must_be_equal(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_A2_one_row_on_all_workers_is_one_worker(name):
-    task = centred()
+    task = centered()
     split = task.data.train
     same = type(split)(*(np.repeat(a[:1], len(a), axis=0) for a in split))
     task = task._replace(data=task.data._replace(train=same))

@@ -19,6 +19,7 @@ from parsgd.models import (
     mlp_6_9m,
     mlp_258k,
 )
+from parsgd.models.conv import max_pool
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (6, 8, 8, 1))
@@ -109,12 +110,27 @@ def test_cnn_equals_its_definition_in_lax(side):
         y = y.reshape(2, -1) @ dense["kernel"] + dense["bias"].reshape(1, -1)
         return nn.relu(y) @ head["kernel"] + head["bias"].reshape(1, -1)
 
-    np.testing.assert_allclose(
-        jax.jit(net.apply)({"params": params}, x),
-        by_definition(params, x),
-        rtol=1e-4,
-        atol=1e-5,
+    def by_net(params, x):
+        return net.apply({"params": params}, x)
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    close(jax.jit(by_net)(params, x), by_definition(params, x))
+    # Also the gradient of the pooling, which is its own.
+    found, wanted = (
+        jax.jit(jax.grad(lambda *a, f=f: jnp.sum(jnp.sin(f(*a))), (0, 1)))(params, x)
+        for f in (by_net, by_definition)
     )
+    jax.tree.map(close, found, wanted)
+
+
+def test_of_equal_maxima_the_first_takes_the_gradient():
+    tile = jnp.array([[0.0, 2.0], [2.0, 2.0]]).reshape(1, 2, 2, 1)
+    planes = jnp.pad(tile, ((0, 0), (0, 1), (0, 1), (0, 0)))  # 3 x 3: the rest is cut
+    grad = jax.grad(lambda x: 3 * max_pool(x).sum())(planes)
+    np.testing.assert_array_equal(grad[0, :, :, 0], [[0, 3, 0], [0, 0, 0], [0, 0, 0]])
+    # One that is no number reaches somebody.
+    grad = jax.grad(lambda x: max_pool(x).sum())(planes * jnp.nan)
+    assert float(jnp.abs(grad).sum()) == 1
 
 
 def test_cnn_with_batch_norm_keeps_statistics_and_no_useless_bias():

@@ -9,7 +9,7 @@ from command_line import command  # noqa: F401
 from rich.console import Console
 from rich.filesize import decimal
 
-from parsgd.cli.progress import Display, compare
+from parsgd.progress import Progress, compare
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,9 @@ def test_the_start_says_which_phase_its_bytes_are_of(steps, said):
     console = Console(file=io.StringIO(), width=120)
     summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6, **steps}
     summary |= {"calls_per_round": {}}
-    with Display(console) as display:
-        display.start(summary, [])
+    display = Progress(console)
+    display.start(summary, [])
+    display.end(None)
     assert console.file.getvalue().startswith(said)
 
 
@@ -89,11 +90,12 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
     console = Console(file=out, force_terminal=True, no_color=True, width=width)
     record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
     record |= {"batch_loss": 0.25, "test_accuracy": 0.75}
-    with Display(console) as display:
-        sent = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
-        display.start(sent | {"calls_per_round": {}}, [])
-        display.record(record)
-        display.progress(5, 10, record)
+    display = Progress(console)
+    sent = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
+    display.start(sent | {"calls_per_round": {}}, [])
+    display.record(record)
+    display.progress(5, 10, record)
+    display.end(None)
     plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", out.getvalue())
     frames = re.split(r"[\r\n]+", plain)
     (bar,) = {frame for frame in frames if " 50% " in frame}
@@ -104,16 +106,17 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
 
 
 def test_jobs_of_a_sweep_say_what_is_new_and_how_they_ended(monkeypatch):
-    monkeypatch.setattr(Display, "said", set())
+    monkeypatch.setattr(Progress, "said", set())
     console = Console(file=io.StringIO(), width=120)
     summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6}
     summary |= {"calls_per_round": {}}
     for job in ("4 workers", "8 workers"):
-        with Display(console, ["learning rate 0.1"], brief=True) as display:
-            display.start(summary, [job])
-            for step in (5, 10):
-                record = {"step": step, "epoch": 1, "seconds": 0, "bytes": 0}
-                display.record(record | {"test_accuracy": step / 100})
+        display = Progress(console, ["learning rate 0.1"], brief=True)
+        display.start(summary, [job])
+        for step in (5, 10):
+            record = {"step": step, "epoch": 1, "seconds": 0, "bytes": 0}
+            display.record(record | {"test_accuracy": step / 100})
+        display.end(None)
     heads = [line.partition(",")[0] for line in console.file.getvalue().splitlines()]
     first, second = heads.index("4 workers"), heads.index("8 workers")
     assert heads[first + 1] == "learning rate 0.1"

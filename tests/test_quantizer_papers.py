@@ -31,7 +31,7 @@ from parsgd.compressors.random import uniform, uniform_bits
 @pytest.mark.parametrize("levels", [1, 15, 127])
 def test_qsgd_follows_its_oracle(n, bucket, norm, levels):
     x = normal((n,))
-    code = qsgd(levels=levels, bucket=bucket, norm=norm)
+    code = qsgd(levels=levels, bucket_size=bucket, norm=norm)
     v, u = np.float64(x), np.float64(uniform(KEY, (n,)))
     want = oracles.qsgd(v, u, levels, bucket, norm)
     close(through(code, x), want, edges=2)
@@ -57,12 +57,16 @@ def test_natural_follows_its_oracle():
 def test_8bit_codes_follow_their_oracles(block):
     x = normal((2500,))  # two whole rows of what has no groups, and a rest
     v, u = np.float64(x), np.float64(uniform(KEY, x.shape))
-    close(through(linear_8bit(block=block), x), oracles.linear_8bit(v, block), edges=2)
-    got = through(linear_8bit(block=block, rounding="random"), x)
+    close(
+        through(linear_8bit(block_size=block), x),
+        oracles.linear_8bit(v, block),
+        edges=2,
+    )
+    got = through(linear_8bit(block_size=block, rounding="random"), x)
     close(got, oracles.linear_8bit(v, block, u), edges=2)
     x = x * jnp.exp(4 * normal(x.shape, seed=1))  # all decades
     want = oracles.dynamic_tree_8bit(np.float64(x), block)
-    close(through(dynamic_tree_8bit(block=block), x), want, edges=2)
+    close(through(dynamic_tree_8bit(block_size=block), x), want, edges=2)
 
 
 def test_dynamic_tree_has_256_values():
@@ -70,9 +74,9 @@ def test_dynamic_tree_has_256_values():
     np.testing.assert_allclose(dynamic_tree_values(), table, rtol=1e-14)
     assert len(set(table)) == 256
     x = jnp.asarray(table, jnp.float32)  # each value comes back, from its own code
-    payload = dynamic_tree_8bit(block=None).encode(x, None)
+    payload = dynamic_tree_8bit(block_size=None).encode(x, None)
     np.testing.assert_array_equal(payload.codes, np.arange(256))
-    close(dynamic_tree_8bit(block=None).decode(payload, x, None), table)
+    close(dynamic_tree_8bit(block_size=None).decode(payload, x, None), table)
 
 
 @pytest.mark.parametrize("zero", ["positive", "negative"])
@@ -101,9 +105,12 @@ def test_casts_follow_their_oracles():
 
 
 UNBIASED = {
-    "qsgd": (qsgd(levels=3, bucket=8), lambda v: oracles.qsgd_variance(v, 3, 8, "l2")),
+    "qsgd": (
+        qsgd(levels=3, bucket_size=8),
+        lambda v: oracles.qsgd_variance(v, 3, 8, "l2"),
+    ),
     "qsgd max": (
-        qsgd(levels=2, bucket=20, norm="max"),
+        qsgd(levels=2, bucket_size=20, norm="max"),
         lambda v: oracles.qsgd_variance(v, 2, 20, "max"),
     ),
     "terngrad": (

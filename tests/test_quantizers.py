@@ -200,10 +200,10 @@ def test_feedback_takes_codes_that_contract():
                 error_feedback(code)
         loose = ("sign", "terngrad", "terngrad unclipped")
         assert code.contracts == (name not in (*loose, "linear_8bit random"))
-    assert not qsgd(levels=1, bucket=4).contracts
-    assert qsgd(levels=1, bucket=3).contracts
-    assert not linear_8bit(rounding="random", block=4 * 127**2).contracts
-    assert linear_8bit(rounding="random", block=4 * 127**2 - 1).contracts
+    assert not qsgd(levels=1, bucket_size=4).contracts
+    assert qsgd(levels=1, bucket_size=3).contracts
+    assert not linear_8bit(rounding="random", block_size=4 * 127**2).contracts
+    assert linear_8bit(rounding="random", block_size=4 * 127**2 - 1).contracts
 
 
 def test_feedback_sends_everything_in_the_end():
@@ -227,12 +227,12 @@ def test_feedback_sends_everything_in_the_end():
     [
         (lambda: qsgd(levels=0), "levels="),
         (lambda: qsgd(levels=128), "levels="),
-        (lambda: qsgd(bucket=0), "bucket="),
+        (lambda: qsgd(bucket_size=0), "bucket_size="),
         (lambda: qsgd(norm="l1"), "choose one of l2, max"),
         (lambda: terngrad(clip=0.0), "positive number"),
         (lambda: natural(rounding="up"), "choose one of random, nearest"),
-        (lambda: linear_8bit(block=0), "block="),
-        (lambda: dynamic_tree_8bit(block=-1), "block="),
+        (lambda: linear_8bit(block_size=0), "block_size="),
+        (lambda: dynamic_tree_8bit(block_size=-1), "block_size="),
         (lambda: linear_8bit(rounding="up"), "choose one of nearest, random"),
         (lambda: fp8(format="e3m4"), "choose one of e4m3, e5m2"),
         (lambda: scaled_sign(zero="zero"), "choose one of positive, negative"),

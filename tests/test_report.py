@@ -14,6 +14,7 @@ import pytest
 from parsgd import report, results
 from parsgd.errors import UserError
 from parsgd.report.answer import sentences, tiles
+from parsgd.report.figures import convergence
 from parsgd.report.plots import plots
 from parsgd.report.study import (
     accuracy_range,
@@ -239,20 +240,43 @@ def test_tasks_are_kept_apart(tmp_path):
 
 
 def test_curves_that_end_far_apart_share_a_logarithmic_axis(tmp_path):
-    for workers, speed in ((2, 1.0), (4, 7.0)):
-        last = {"seconds": speed, "samples": 900, "bytes": 5, "test_accuracy": 0.9}
-        half = last | {"round": 4, "seconds": speed / 2}
+    for workers, samples in ((2, 900), (4, 6300)):
+        last = {"seconds": 1.0, "samples": samples, "bytes": 5, "test_accuracy": 0.9}
+        half = last | {"round": 4, "seconds": 0.5, "samples": samples // 2}
         start = {"round": 0, "seconds": 0, "samples": 0, "test_accuracy": 0.1}
         lines = [start, half, last | {"round": 9}]
         fake_jobs.write_job(tmp_path / str(workers), lines, workers=workers)
     (part,) = subject(tmp_path).parts
-    assert [a.key for a in axes_of(part.entries) if a.log] == ["seconds", "bytes"]
+    kinds = [a.key for a in axes_of(part.entries) if a.log]
+    assert kinds == ["samples", "seconds", "bytes"]
     drawn = {name: made.layout.xaxis for name, (_, made) in plots(part).items()}
-    assert drawn["seconds"].type == "log" and drawn["samples"].type is None
+    assert drawn["samples"].type == "log" and drawn["round"].type is None
     # 100m would read as minutes.
     assert drawn["seconds"].tickformat == "~g"
     (alone,) = subject(tmp_path / "2").parts
-    assert [a.key for a in axes_of(alone.entries) if a.log] == ["bytes"]
+    assert [a.key for a in axes_of(alone.entries) if a.log] == ["seconds", "bytes"]
+
+
+def test_known_strategies_have_the_same_colour_in_every_report(tmp_path):
+    def colors(folder, *strategies):
+        for name in strategies:
+            fake_job(folder / name, strategy=name)
+        (part,) = subject(folder).parts
+        return {e.group.strategy: e.look.color for e in part.entries}
+
+    few = colors(tmp_path / "few", "power_sgd", "sync_sgd")
+    many = colors(tmp_path / "many", "aaa", "local_sgd", "power_sgd", "sync_sgd", "zzz")
+    assert few.items() <= many.items()
+    assert len({*many.values()}) == len(many)
+
+
+def test_a_run_that_has_not_trained_yet_has_no_line_over_seconds(tmp_path):
+    start = {"round": 0, "seconds": 0, "samples": 0, "test_accuracy": 0.1}
+    fake_jobs.write_job(tmp_path, [start], workers=2)
+    (part,) = subject(tmp_path).parts
+    figure = convergence(part)
+    said = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert said == ["nothing was sent"]
 
 
 def test_the_page_says_how_its_table_is_sorted(sweep, tmp_path):

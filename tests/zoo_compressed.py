@@ -159,7 +159,7 @@ ROWS: dict[str, tuple] = {
     "qsgd": (
         by_reducer(
             lambda: parsgd.compressed_all_reduce(
-                compressors.qsgd(levels=7, bucket=16, norm="max")
+                compressors.qsgd(levels=7, bucket_size=16, norm="max")
             )
         ),
         1,

@@ -142,11 +142,13 @@ def _command(name: str, rest: list[str]) -> int:
 def _interrupted(name: str, arguments: Sequence[str]) -> int:
     """Say how to go on after Ctrl-C."""
     how = ""
-    if name == "train" and {"-m", "--multirun"} & {*arguments}:
-        sweep = sys.modules.get("parsgd.cli.sweep")
-        folder = sweep.last_folder() if sweep else None
+    sweep = sys.modules.get("parsgd.cli.sweep")
+    # Not by -m alone: a file may say that it is a sweep.
+    folder = sweep.last_folder() if sweep else None
+    if folder:
         how = f". The same command with hydra.sweep.dir={folder} does what is missing"
-        how = how if folder else ""
+    elif {"-m", "--multirun"} & {*arguments}:
+        how = ""
     elif name == "train":
         how = (
             ". A run that saves checkpoints (checkpoint.rounds or checkpoint.minutes) "

@@ -20,18 +20,19 @@ from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
-from parsgd.cli.progress import Display
 from parsgd.cli.resume import has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
+from parsgd.progress import Progress
 from parsgd.results.writing import RESULT
 from parsgd.train import fit
 from parsgd.training.evaluate import best_score
 from parsgd.training.meter import Record
 from parsgd.training.observer import Observer
+from parsgd.training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def run_job(
         UserError: The folder cannot be written.
     """
     console = console or Console(quiet=quiet or not cluster.is_first())
-    display = Display(console, brief=not alone)
+    display = Progress(console, brief=not alone)
     with contextlib.closing(Recorder(folder, display)) as recorder:
         return _run_job(cfg, folder, overrides, recorder, allowed, alone)
 
@@ -172,7 +173,7 @@ def _agreed(outcome: Outcome) -> Outcome:
 class Recorder(Observer):
     """Begins the job's files, appends each record to them, and shows it."""
 
-    def __init__(self, folder: Path, display: Display):
+    def __init__(self, folder: Path, display: Progress):
         self._folder, self.display = folder, display
         self.config: dict[str, Any] = {}
         self.lines: tuple[str, ...] = ()
@@ -217,6 +218,10 @@ class Recorder(Observer):
             results.append(self._folder, record)
         self.display.record(record)
 
+    def end(self, run: Run | None) -> None:
+        """End what is shown; the files end with the job."""
+        self.display.end(run)
+
 
 def _train(
     built: Built,
@@ -225,14 +230,13 @@ def _train(
 ) -> tuple[Outcome, dict[str, Any]]:
     reset_peak_memory()
     recorder.config, recorder.lines = built.config, built.lines
-    with recorder.display:
-        run = fit(
-            built.task,
-            built.strategy,
-            observer=recorder,
-            checkpoints=checkpoints,
-            **built.arguments,
-        )
+    run = fit(
+        built.task,
+        built.strategy,
+        observer=recorder,
+        checkpoints=checkpoints,
+        **built.arguments,
+    )
     summary = run.summary | built.facts | {"peak_memory_bytes": peak_memory()}
     scored = [r for r in run.history if r.get("test_accuracy") is not None]
     best = max(scored, key=lambda r: r["test_accuracy"], default=None)

@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from parsgd.cli.progress import compare, per_round
 from parsgd.config.objects import SIZES, Built
 from parsgd.core import phases
+from parsgd.progress import compare, per_round
 from parsgd.traffic import Traffic
 from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine

@@ -23,19 +23,21 @@ class EightBit(NamedTuple):
 
     Attributes:
         codes: ``int8`` or ``uint8 [n]``.
-        scale: Largest absolute value of each block, ``float32 [ceil(n / block)]``.
+        scale: Largest absolute value of each block, ``float32 [ceil(n / block_size)]``.
     """
 
     codes: jax.Array
     scale: jax.Array
 
 
-def _check_block(block: int | None) -> None:
-    if block is not None:
-        check_whole("block", block)
+def _check_block(size: int | None) -> None:
+    if size is not None:
+        check_whole("block_size", size)
 
 
-def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compressor:
+def linear_8bit(
+    *, block_size: int | None = None, rounding: str = "nearest"
+) -> Compressor:
     """Equal steps between minus and plus the block's largest absolute value.
 
     For an entry v of a block whose largest absolute value is M::
@@ -46,14 +48,16 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
     does not decode to finite values; other blocks are not touched.
 
     Args:
-        block: Consecutive entries that share M; None for the whole array. With blocks,
-            one outlier costs precision in its own block only. Multiples of 32 are fast.
+        block_size: Consecutive entries that share M; None for the whole array. With
+            blocks, one outlier costs precision in its own block only. Multiples of 32
+            are fast.
         rounding: ``"nearest"``, or ``"random"``: up or down such that the mean is v,
             with variance ``(M / 127)^2 p (1 - p)``, p the fraction.
 
     Returns:
-        A compressor of ``n + 4 ceil(n / block)`` bytes. It contracts, and is fit for
-        error feedback, with rounding to nearest, or ``block < 4 * 127^2`` else.
+        A compressor of ``n + 4 ceil(n / block_size)`` bytes. It contracts, and is fit
+        for error feedback, with rounding to nearest, or ``block_size < 4 * 127^2``
+        else.
 
     Raises:
         ValueError: An argument out of range.
@@ -66,7 +70,7 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
         >>> code.decode(code.encode(v, None), v, None)
         Array([-127.,    0.,    3.], dtype=float32)
     """
-    _check_block(block)
+    _check_block(block_size)
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
     random = rounding == "random"
@@ -84,16 +88,18 @@ def linear_8bit(*, block: int | None = None, rounding: str = "nearest") -> Compr
         if random and key is None:
             raise ValueError("linear_8bit(rounding='random'): encode needs a key")
         flat = flat32(x)
-        scale = absmax(flat, block)
+        scale = absmax(flat, block_size)
         factor = inverse(scale, 127)
-        return EightBit(map_groups(quantise, flat, factor, block, key), scale)
+        return EightBit(map_groups(quantise, flat, factor, block_size, key), scale)
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        v = map_groups(restore, payload.codes, payload.scale / 127, block, whole=True)
+        v = map_groups(
+            restore, payload.codes, payload.scale / 127, block_size, whole=True
+        )
         return v.reshape(like.shape).astype(like.dtype)
 
-    contracts = not random or (block is not None and block < 4 * 127**2)
+    contracts = not random or (block_size is not None and block_size < 4 * 127**2)
     return Compressor(
         encode,
         decode,
@@ -157,7 +163,7 @@ def _from_tree(codes, scale, start, extra):
     return jnp.where(code == 128, 1.0, v) * scale
 
 
-def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
+def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
     """The nearest of 256 values whose spacing grows with their size: seven decades.
 
     A code is a sign and seven bits: a run of k zeros, a one, and the 6 - k bits that
@@ -172,14 +178,14 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
     blocks are not touched.
 
     Args:
-        block: Consecutive entries that share the largest absolute value; None for the
-            whole array, as in the first paper.
+        block_size: Consecutive entries that share the largest absolute value; None for
+            the whole array, as in the first paper.
 
     Returns:
-        A compressor of ``n + 4 ceil(n / block)`` bytes; contracts.
+        A compressor of ``n + 4 ceil(n / block_size)`` bytes; contracts.
 
     Raises:
-        ValueError: ``block`` less than 1.
+        ValueError: ``block_size`` less than 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -193,18 +199,18 @@ def dynamic_tree_8bit(*, block: int | None = 2048) -> Compressor:
         The nearest code is computed, not searched for: a value's decade comes from
         seven comparisons with the midpoints between decades, and is linear inside.
     """
-    _check_block(block)
+    _check_block(block_size)
 
     def encode(x: jax.Array, key: Key = None) -> EightBit:
         del key
         flat = flat32(x)
-        scale = absmax(flat, block)
+        scale = absmax(flat, block_size)
         factor = inverse(scale, 1)
-        return EightBit(map_groups(_to_tree, flat, factor, block), scale)
+        return EightBit(map_groups(_to_tree, flat, factor, block_size), scale)
 
     def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
         del key
-        v = map_groups(_from_tree, payload.codes, payload.scale, block, whole=True)
+        v = map_groups(_from_tree, payload.codes, payload.scale, block_size, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(encode, decode, "dynamic_tree_8bit", exposes_nonfinite=True)

@@ -25,14 +25,14 @@ class QSGD(NamedTuple):
     Attributes:
         codes: Level and sign of each entry as ``level + s``, of w bits, packed as in
             `parsgd.compressors.packing`: ``uint8 [w ceil(n / 8)]``.
-        norm: Of each bucket, ``float32 [ceil(n / bucket)]``.
+        norm: Of each bucket, ``float32 [ceil(n / bucket_size)]``.
     """
 
     codes: jax.Array
     norm: jax.Array
 
 
-def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor:
+def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compressor:
     """Signed multiples of the bucket's norm over s, rounded up or down at random.
 
     For an entry v of a bucket with norm N, and u uniform in [0, 1)::
@@ -47,14 +47,15 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
 
     Args:
         levels: s, 1 to 127. 15 in 5 bits, 7 in 4 bits, 1 in 2 bits.
-        bucket: d, consecutive entries that share a norm. Multiples of 32 are fast.
+        bucket_size: d, consecutive entries that share a norm. Multiples of 32 are
+            fast.
         norm: ``"l2"``, the paper's analysis, or ``"max"``, what its experiments use: a
             larger part of the levels is used.
 
     Returns:
-        A compressor of ``w ceil(n / 8) + 4 ceil(n / bucket)`` bytes with
+        A compressor of ``w ceil(n / 8) + 4 ceil(n / bucket_size)`` bytes with
         ``w = ceil(log2(2 s + 1))``. It contracts, and is fit for error feedback, when
-        ``bucket < 4 s^2``.
+        ``bucket_size < 4 s^2``.
 
     Raises:
         ValueError: An argument out of range.
@@ -73,7 +74,7 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
         one number, so that zero needs no sign.
     """
     check_whole("levels", levels)
-    check_whole("bucket", bucket)
+    check_whole("bucket_size", bucket_size)
     if levels > 127:
         raise ValueError(
             f"levels={levels}: choose 1 to 127, which fit a byte with sign"
@@ -95,14 +96,14 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
         if key is None:
             raise ValueError("qsgd rounds at random: encode needs a key")
         flat = flat32(x)
-        size = NORMS[norm](flat, bucket)
-        codes = map_groups(quantise, flat, inverse(size, levels), bucket, key)
+        size = NORMS[norm](flat, bucket_size)
+        codes = map_groups(quantise, flat, inverse(size, levels), bucket_size, key)
         return QSGD(pack(codes, width), size)
 
     def decode(payload: QSGD, like: Any, key: Key = None) -> jax.Array:
         del key
         codes = unpack(payload.codes, width, like.size)
-        v = map_groups(restore, codes, payload.norm / levels, bucket, whole=True)
+        v = map_groups(restore, codes, payload.norm / levels, bucket_size, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(
@@ -110,6 +111,6 @@ def qsgd(*, levels: int = 15, bucket: int = 512, norm: str = "l2") -> Compressor
         decode,
         f"qsgd(levels={levels})",
         stochastic=True,
-        contracts=bucket < 4 * levels**2,
+        contracts=bucket_size < 4 * levels**2,
         exposes_nonfinite=True,
     )

@@ -174,7 +174,7 @@ def _absence(target: str, error: Exception) -> str:
     """What of a target is missing, or fails when it is imported."""
     cause = error.__cause__
     if cause is None or "." not in target:
-        return "give MODULE.FUNCTION, such as my_algorithms.towards_mean"
+        return "give MODULE.FUNCTION, such as my_algorithms.soft_averaging"
     package = target.partition(".")[0]
     missing = getattr(cause, "name", None)
     if not isinstance(cause, ModuleNotFoundError):

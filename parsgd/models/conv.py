@@ -121,15 +121,18 @@ class PlaneConv(nn.Module):
         features: F, output channels.
         kernel_size: Of both sides.
         use_bias: Whether a bias is added.
+        pool: Whether `max_pool` follows, before the bias: ``max(y) + c = max(y + c)``,
+            on a quarter of the numbers.
     """
 
     features: int
     kernel_size: int
     use_bias: bool = True
+    pool: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Planes ``[C, H, W, b]`` to planes ``[F, H, W, b]``."""
+        """Planes ``[C, H, W, b]`` to ``[F, H, W, b]``, or half as high and wide."""
         size = self.kernel_size
         channels, height, width, b = x.shape
         shape = (size, size, channels, self.features)
@@ -155,6 +158,8 @@ class PlaneConv(nn.Module):
             for i in window[1:]:
                 y = y + product(kernel[i], x[:, i : i + height])
         y = y.reshape(-1, height, width, b)
+        if self.pool:
+            y = max_pool(y)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
             y = y + bias.reshape(-1, 1, 1, 1).astype(x.dtype)
@@ -210,12 +215,12 @@ class CNN(Classifier, kw_only=True):
             )
         x = x.transpose(3, 1, 2, 0)  # planes: [C, H, W, b]
         for channels in self.features:
-            # The bias would be removed again by the normalisation.
-            x = PlaneConv(channels, self.kernel_size, use_bias=not self.batch_norm)(x)
-            if self.batch_norm:
-                x = nn.BatchNorm(not train, axis=0, momentum=0.9)(x)
-            # relu(max) = max(relu), with a quarter of the elements.
-            x = nn.relu(max_pool(x))
+            if self.batch_norm:  # which would remove a bias again
+                x = PlaneConv(channels, self.kernel_size, use_bias=False)(x)
+                x = max_pool(nn.BatchNorm(not train, axis=0, momentum=0.9)(x))
+            else:
+                x = PlaneConv(channels, self.kernel_size, pool=True)(x)
+            x = nn.relu(x)  # relu(max) = max(relu), with a quarter of the elements
         x = x.transpose(1, 2, 0, 3).reshape(-1, x.shape[-1]).T
         for width in self.dense:
             x = nn.relu(nn.Dense(width)(x))
@@ -223,15 +228,44 @@ class CNN(Classifier, kw_only=True):
         return self.head(x)
 
 
+@jax.custom_vjp
 def max_pool(x: jax.Array) -> jax.Array:
     """Maxima of 2 x 2 tiles of planes, ``[C, H, W, b] -> [C, H // 2, W // 2, b]``.
 
-    By reshaping: the gradient of a windowed reduction is a slow scatter on CPU.
+    By reshaping: the gradient of a windowed reduction is a slow scatter on CPU. Of
+    equal maxima the first takes the gradient; to share it among them, as ``jnp.max``
+    does, would take another pass over all numbers.
     """
+    return _tiles(x).max(axis=(2, 4))
+
+
+def _tiles(x: jax.Array) -> jax.Array:
     channels, height, width, b = x.shape
     height, width = height // 2, width // 2
-    tiles = x[:, : 2 * height, : 2 * width]
-    return tiles.reshape(channels, height, 2, width, 2, b).max(axis=(2, 4))
+    x = x[:, : 2 * height, : 2 * width]
+    return x.reshape(channels, height, 2, width, 2, b)
+
+
+def _max_pool_forward(x: jax.Array) -> tuple[jax.Array, tuple]:
+    y = max_pool(x)
+    return y, (x, y)
+
+
+def _max_pool_backward(kept: tuple, left: jax.Array) -> tuple[jax.Array]:
+    x, y = kept
+    tiles, parts = _tiles(x), []
+    for i, j in ((0, 0), (0, 1), (1, 0)):
+        parts.append(jnp.where(tiles[:, :, i, :, j] == y, left, 0.0))
+        left = left - parts[-1]
+    rows = jnp.stack(parts[:2], 3), jnp.stack([parts[2], left], 3)
+    grad = jnp.stack(rows, 2)
+    channels, height, _, width, _, b = grad.shape
+    grad = grad.reshape(channels, 2 * height, 2 * width, b)
+    cut = [(0, 0), *((0, n % 2) for n in x.shape[1:3]), (0, 0)]
+    return (jnp.pad(grad, cut),)
+
+
+max_pool.defvjp(_max_pool_forward, _max_pool_backward)
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:

@@ -96,11 +96,14 @@ class Exchange(NamedTuple):
             if not flat:
                 return {}, {}
             whole = jnp.concatenate(flat)
-            if self._payload(whole) > whole.nbytes:
+            if (size := self._payload(whole)) > whole.nbytes:
+                more = (
+                    ", or use levels=leaf" if self.compressor.name == "one_bit" else ""
+                )
                 raise UserError(
-                    f"bucket=True with {self.compressor.name}: the message would be "
-                    "larger than the arrays themselves, since one flat array has no "
-                    "columns; leave bucket out, or use levels=leaf with one_bit"
+                    f"bucket=True with {self.compressor.name}: the message of all "
+                    f"arrays as one, {size} bytes, would be larger than the arrays "
+                    f"themselves, {whole.nbytes}: leave bucket out{more}"
                 )
             return {_bucket(tree): whole}, {}
         compressed, raw = paths.split(tree, self._pays)

@@ -7,6 +7,16 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.reducers import paths
+from parsgd.reducers.demo import DeMoState
+from parsgd.reducers.dgc import DGCState
+
+MOMENTA = (
+    optax.TraceState,
+    optax.ScaleByAdamState,
+    optax.ScaleByLionState,
+    DeMoState,
+    DGCState,
+)
 
 
 def local_momentum(
@@ -37,3 +47,12 @@ def local_momentum(
         return out, paths.keep_unless(good, new, state)
 
     return optax.GradientTransformation(trace.init, update)
+
+
+def has_momentum(state: Any) -> bool:
+    """Whether a transformation's state holds moving averages of gradients."""
+
+    def known(node: Any) -> bool:
+        return isinstance(node, MOMENTA)
+
+    return any(known(node) for node in jax.tree.leaves(state, is_leaf=known))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import (
     EngFormatter,
+    LogLocator,
     NullFormatter,
     NullLocator,
     StrMethodFormatter,
@@ -26,6 +27,7 @@ from parsgd.report.study import (
     curves_of,
     drawn,
     front,
+    narrow,
     scaling_lines,
 )
 from parsgd.report.style import (
@@ -82,9 +84,12 @@ def convergence(part: Part) -> Figure | None:
         _finish(panel, axis.title, MEASURES[part.measure])
         if axis.log and panel.dataLim.x1 > 0:
             panel.set_xscale("log")
-        elif axis.log:
+            if narrow(entries, axis.key):
+                panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                panel.xaxis.set_minor_formatter(NullFormatter())
+        elif axis.key == "bytes":
             panel.set_xticks([])
-            panel.text(0.5, 0.5, "one worker sends nothing", transform=panel.transAxes)
+            panel.text(0.5, 0.5, "nothing was sent", transform=panel.transAxes)
         if axis.key == "seconds":  # "5m" would read as minutes
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         else:
@@ -94,7 +99,9 @@ def convergence(part: Part) -> Figure | None:
             panel.set_ylim(accuracy_range(entries, part.target.value))
     total = len(curves_of(part.entries))
     shown = (
-        f"; {len(entries)} of {total} configurations" if len(entries) < total else ""
+        f"; best {len(entries)} of {total} configurations"
+        if len(entries) < total
+        else ""
     )
     goal = f"; dashed: target {part.target.value:g}" if part.target.value else ""
     text = f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}"

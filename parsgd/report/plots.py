@@ -21,6 +21,7 @@ from parsgd.report.study import (
     axes_of,
     drawn,
     front,
+    narrow,
     scaling_lines,
 )
 from parsgd.report.style import FILLS, workers_of
@@ -77,8 +78,8 @@ def _convergence(part: Part, entries: Sequence[Entry], axis: Axis) -> go.Figure:
     form = "~g" if axis.key == "seconds" else "~s"
     figure.update_xaxes(title=axis.title, tickformat=form)
     if axis.log:
-        narrow = _narrow(entries, axis.key)
-        figure.update_xaxes(type="log", dtick="D2" if narrow else 1)
+        dtick = "D2" if narrow(entries, axis.key) else 1
+        figure.update_xaxes(type="log", dtick=dtick)
     figure.update_yaxes(title=MEASURES[part.measure])
     if part.measure == "test_accuracy":
         low, top = accuracy_range(entries, part.target.value)
@@ -213,12 +214,6 @@ def about(entry: Entry) -> str:
     if row["learning_rate"] is not None:
         lines.append(f"learning rate {row['learning_rate']:.4g}, n = {row['n']}")
     return "<br>".join(lines)
-
-
-def _narrow(entries: Sequence[Entry], key: str) -> bool:
-    """Whether they span so little that powers of ten would label next to nothing."""
-    values = [x for e in entries if e.curve for x in e.curve.x[key] if x > 0]
-    return max(values) / min(values) < 1000
 
 
 def _faint(color: str) -> str:

@@ -24,7 +24,7 @@ class Axis(NamedTuple):
 
 AXES = (
     Axis("samples", "samples, all workers"),
-    Axis("seconds", "training time (s)"),
+    Axis("seconds", "training time (s)", log=True),
     Axis("round", "rounds"),
     Axis("bytes", "bytes sent per worker", log=True),
 )
@@ -143,6 +143,12 @@ def axes_of(entries: Sequence[Entry]) -> list[Axis]:
         return axis._replace(log=axis.log or unequal)
 
     return [fitted(axis) for axis in AXES]
+
+
+def narrow(entries: Sequence[Entry], key: str) -> bool:
+    """Whether they span so little that powers of ten would label next to nothing."""
+    values = [x for e in entries if e.curve for x in e.curve.x[key] if x > 0]
+    return max(values) / min(values) < 1000
 
 
 def drawn(entries: Sequence[Entry], limit: int) -> list[Entry]:

@@ -1,13 +1,14 @@
 """How a configuration is drawn, the same on every plot.
 
-One dash and symbol per worker count, one colour per strategy, and a fill of the symbol
-for what else varies. Where that has more values than there are fills, the colour stands
-for strategy and values together.
+One dash and symbol per worker count, one colour per strategy (the best-known ones have
+theirs in every report), and a fill of the symbol for what else varies. Where that has
+more values than there are fills, the colour stands for strategy and values together.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from parsgd.results import Group
@@ -26,6 +27,24 @@ COLORS = (
     "#A5772B",
     "#5FA832",
 )
+# The number of a strategy's own colour, as far as there are enough.
+HOMES = {
+    name: number
+    for number, name in enumerate(
+        (
+            "sync_sgd",
+            "local_sgd",
+            "one_bit_sgd",
+            "block_momentum",
+            "power_sgd",
+            "top_k_sgd",
+            "diloco",
+            "single",
+            "qsgd",
+            "ef_sign_sgd",
+        )
+    )
+}
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 GLYPHS = "●■◆▲✚★"  # the symbols, as letters
@@ -74,10 +93,11 @@ def looks(groups: Sequence[Group]) -> list[Look]:
         ", ".join(filter(None, [g.strategy, detail if whole else ""]))
         for g, detail in zip(groups, details, strict=True)
     ]
-    names = sorted(set(named), key=_naturally)
+    kinds = {name: g.strategy for g, name in zip(groups, named, strict=True)}
+    colors = colors_of({name: kinds[name] for name in sorted(kinds, key=_naturally)})
     looks = []
     for g, name, detail in zip(groups, named, details, strict=True):
-        again, color = divmod(names.index(name), len(COLORS))
+        again, color = divmod(colors[name], len(COLORS))
         look = Look(
             color=COLORS[color],
             workers=counts.index(workers_of(g)) % len(DASHES),
@@ -87,6 +107,28 @@ def looks(groups: Sequence[Group]) -> list[Look]:
         )
         looks.append(look)
     return looks
+
+
+def colors_of(strategies: Mapping[str, str]) -> dict[str, int]:
+    """A number for each name: of its colour, plus a number of all colours if used up.
+
+    Args:
+        strategies: The strategy of each name.
+
+    Example:
+        >>> colors_of({"local_sgd, H=2": "local_sgd", "mine": "mine"})
+        {'local_sgd, H=2': 1, 'mine': 0}
+    """
+    found: dict[str, int] = {}
+    for name, strategy in strategies.items():
+        home = HOMES.get(strategy)
+        if home is not None and home not in found.values():
+            found[name] = home
+    free = (number for number in count() if number not in {*found.values()})
+    return {
+        name: found[name] if name in found else found.setdefault(name, next(free))
+        for name in strategies
+    }
 
 
 def symbols(groups: Sequence[Group], looks: Sequence[Look]) -> str:

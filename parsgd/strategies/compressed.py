@@ -1,10 +1,14 @@
 """Methods that send compressed gradients in every step.
 
 The compression is a reducer: `parsgd.compressed_all_reduce` for unbiased codes,
-`parsgd.error_feedback` or `parsgd.ef21` for those that are not, `parsgd.power_sgd`,
-and so on. A name stands here where a paper fixes more than the code.
+`parsgd.error_feedback` or `parsgd.ef21` for those that are not,
+`parsgd.reducers.power_sgd`, and so on. A name stands here where a paper fixes more than
+the code.
 """
 
+from typing import Any
+
+import jax
 import optax
 
 from parsgd.compressors import one_bit, scaled_sign
@@ -17,6 +21,7 @@ from parsgd.reducers import (
     local_momentum,
     majority_vote,
 )
+from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
 
 
@@ -34,12 +39,14 @@ def compressed_sgd(
         optimizer: Any optax transformation; sees the reducer's average.
         reducer: How gradients are compressed and averaged.
         start_step: Steps of dense averaging before compression sets in; residuals are
-            zero then.
+            zero then. Not for a reducer with momentum of its own (`local_momentum`,
+            `demo`, `dgc`): the dense steps would be without it.
         clip_before: Largest global norm of each worker's own gradient; None for any.
         clip_after: Largest global norm of the average; None for any.
 
     Raises:
-        ValueError: A negative ``start_step``, or a norm that is not positive.
+        ValueError: A negative ``start_step``, or a norm that is not positive; or, from
+            ``init``, ``start_step`` with momentum in the reducer.
 
     Example:
         >>> import optax, parsgd
@@ -59,7 +66,17 @@ def compressed_sgd(
         )
     waiting = optax.chain(before, idle(reducer))
     dense = data_parallel(optimizer, reducer=waiting)._replace(mean_gradient=True)
-    return (Phase(0, dense), Phase(start_step, compressed))
+
+    def init(params: Any) -> Any:
+        if has_momentum(jax.eval_shape(reducer.init, params)):
+            raise ValueError(
+                f"start_step={start_step} with a reducer that has momentum: the dense "
+                "steps would be without it, and larger or smaller than those that "
+                "follow; use start_step=0"
+            )
+        return dense.init(params)
+
+    return (Phase(0, dense._replace(init=init)), Phase(start_step, compressed))
 
 
 def one_bit_sgd(
@@ -112,7 +129,8 @@ def ef_sign_sgd(optimizer: optax.GradientTransformation) -> Strategy:
         Schemes", ICML 2019.
 
     Differences from the paper:
-        Zero counts as positive, since one bit has two values.
+        Zero counts as positive, since one bit has two values. One-dimensional leaves
+        are averaged as they are.
     """
     return data_parallel(optax.chain(optimizer, error_feedback(scaled_sign())))
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import optax
 
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
 from parsgd.reducers import dgc
+from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
 
 WARMUP = (0.25, 0.0625, 0.015625, 0.004)
@@ -73,7 +73,7 @@ def dgc_sgd(
 
         def init(params: Any) -> Any:
             state = strategy.init(params)
-            if momentum and _has_momentum(state):
+            if momentum and has_momentum(state[1:]):
                 raise ValueError(
                     "dgc_sgd with an optimizer that has momentum: the method applies "
                     f"momentum={momentum} itself, before it sparsifies; use plain SGD"
@@ -87,13 +87,3 @@ def dgc_sgd(
     starts = {s: d for s, d in starts.items() if s < warmup_steps}
     starts[warmup_steps] = density
     return tuple(Phase(start, at(share)) for start, share in sorted(starts.items()))
-
-
-def _has_momentum(state: Any) -> bool:
-    """Whether an optimizer's state holds moving averages of gradients."""
-    kinds = (optax.TraceState, optax.ScaleByAdamState, optax.ScaleByLionState)
-
-    def known(node: Any) -> bool:
-        return isinstance(node, kinds)
-
-    return any(known(node) for node in jax.tree.leaves(state, is_leaf=known))

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from parsgd.core import Phase, TrainState, no_sync
-from parsgd.errors import UserError, stage
+from parsgd.errors import UserError, check_whole, stage
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
 
@@ -31,8 +31,7 @@ def check_run(
         UserError: Names the value.
     """
     for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name}={value}: must be 1 or more")
+        check_whole(name, value)
     if target_accuracy is not None and not 0 <= target_accuracy <= 1:
         raise UserError(
             f"target_accuracy={target_accuracy}: must be a fraction between 0 and 1"

@@ -6,6 +6,7 @@ from typing import Any
 
 from parsgd import cluster
 from parsgd.training.meter import Record
+from parsgd.training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ class Observer:
 
     def record(self, record: Record) -> None:
         """After each evaluation."""
+
+    def end(self, run: Run | None) -> None:
+        """At the end, however it came: what `fit` returns, or None if it failed."""
 
     def say(self, text: str) -> None:
         """After a record: what else there is to know, such as steps that were skipped.

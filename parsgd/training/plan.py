@@ -58,7 +58,7 @@ class Plan(NamedTuple):
         return step - self.origin.step + self.origin.batch
 
     def samples_until(self, step: int) -> int:
-        """Distinct training samples seen by all workers in the first ``step`` steps."""
+        """Samples that all workers took in the first ``step`` steps, padding apart."""
         order = self.order
         epochs, rest = divmod(self.batch(step), order.steps_per_epoch)
         within = min(rest * order.global_batch, order.samples_per_epoch)

@@ -4,50 +4,62 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
+from rich import progress as bars
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from parsgd import cluster
 from parsgd.training.meter import Record
 from parsgd.training.observer import Observer
+from parsgd.training.run import Run
 from parsgd.words import decimals
 
 log = logging.getLogger(__name__)
 
 MORE = (
     "; more than without compression: codes that are gathered send W - 1 payloads, so "
-    "use two_sided=true (feedback.two_sided, or strategy.two_sided of one_bit_sgd), a "
-    "code that is summed, such as compressor=fp16, or fewer workers"
+    "use fewer workers, a code that is summed, such as compressor=fp16, or "
+    "two_sided=true where the strategy or its feedback has it"
 )
 
 
-class Display(Observer):
-    """Shows a run on a console, and writes the same to the job's log.
+class Progress(Observer):
+    """Shows a run on a console, and tells the same to Python's log.
 
     Args:
-        console: Where to; a terminal gets a bar, anything else a line per evaluation.
+        console: Where to, of rich; None for standard output, in several processes that
+            of the first. A terminal gets a bar, anything else a line per evaluation.
         lines: To print at the start, besides what `parsgd.fit` tells.
         brief: Whether it is one of many jobs: at its start what none before it has
             said, and of its evaluations the last. The log has all.
 
-    Use it as a context manager, so that the bar ends with the run.
+    Example:
+        >>> import optax, parsgd
+        >>> run = parsgd.fit(  # doctest: +ELLIPSIS
+        ...     parsgd.digits(), parsgd.single(optax.sgd(0.1)),
+        ...     worker_batch=32, epochs=1, evaluations=1, observer=parsgd.Progress())
+        1 worker x worker_batch 32 = global_batch 32; 44 steps and 1408 samples ...
     """
 
     said: ClassVar[set[str]] = set()  # by jobs of this process
 
     def __init__(
-        self, console: Console, lines: Sequence[str] = (), *, brief: bool = False
+        self,
+        console: Console | None = None,
+        lines: Sequence[str] = (),
+        *,
+        brief: bool = False,
     ):
-        self._console, self._lines, self._brief = console, lines, brief
-        self._bar: Progress | None = None
-        self._row = TaskID(0)
+        self._console = console or Console(quiet=not cluster.is_first())
+        self._lines, self._brief = lines, brief
+        self._bar: bars.Progress | None = None
+        self._row = bars.TaskID(0)
         self._accuracy: float | None = None
         self._last = ""
 
-    def __enter__(self) -> "Display":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def end(self, run: Run | None) -> None:
+        """The bar ends, and the last line stays."""
+        del run
         if self._bar is not None:
             self._bar.stop()
         if self._bar is not None or self._brief:
@@ -78,12 +90,12 @@ class Display(Observer):
                 self.say(line)
             self.said.add(line)
         if self._console.is_terminal:
-            text = TextColumn("{task.fields[text]}", markup=False)
-            self._bar = Progress(
-                BarColumn(bar_width=self._console.width // 6),
-                TextColumn("{task.percentage:>3.0f}%"),
+            text = bars.TextColumn("{task.fields[text]}", markup=False)
+            self._bar = bars.Progress(
+                bars.BarColumn(bar_width=self._console.width // 6),
+                bars.TextColumn("{task.percentage:>3.0f}%"),
                 text,
-                TimeRemainingColumn(),
+                bars.TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
             )

@@ -1,0 +1,36 @@
+"""What a run reached, as `parsgd.fit` returns it."""
+
+from typing import Any, NamedTuple
+
+from parsgd.core import Params, State
+from parsgd.training.meter import Record
+
+
+class Run(NamedTuple):
+    """What a run reached.
+
+    Attributes:
+        status: ``"completed"`` or ``"diverged"``.
+        reason: Why it ended early, or None.
+        history: One record per evaluation, the first at round 0; `fit` lists the keys.
+        summary: Sizes, placement, traffic and times of the run.
+        readout: The final parameters.
+        model_state: Other variables of the model, averaged over the workers.
+    """
+
+    status: str
+    reason: str | None
+    history: list[Record]
+    summary: dict[str, Any]
+    readout: Params
+    model_state: State
+
+    def __repr__(self) -> str:
+        """In one line, where the arrays would be hundreds."""
+        last = self.history[-1]
+        scores = [
+            f"{k}={last[k]:.4g}" for k in ("test_accuracy", "test_loss") if k in last
+        ]
+        steps, sent = self.summary["steps"], self.summary["bytes"]
+        done = f"{self.status}, {steps} steps, {', '.join(scores)}"
+        return f"Run({done}, {sent:.4g} bytes sent per worker)"
