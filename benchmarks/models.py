@@ -123,14 +123,32 @@ def _stages_first(params: dict, x: Array) -> Array:
     """The same with channels first and examples last: every shift is one long copy."""
     x = x.T.reshape(1, 28, 28, -1)
     for name, window in (("conv1", _all_shifts), ("conv2", _column_shifts)):
-        x = (
-            window(x, params[name]["kernel"])
-            + params[name]["bias"][:, None, None, None]
-        )
-        channels, height, width, batch = x.shape
-        tiles = x.reshape(channels, height // 2, 2, width // 2, 2, batch)
-        x = jax.nn.relu(tiles.max((2, 4)))
+        bias = params[name]["bias"][:, None, None, None]
+        x = jax.nn.relu(_maxima(window(x, params[name]["kernel"])) + bias)
     return x.transpose(1, 2, 0, 3).reshape(-1, x.shape[-1]).T
+
+
+@jax.custom_vjp
+def _maxima(x: Array) -> Array:
+    """Of 2 x 2 tiles of planes; of equal ones the first takes the gradient."""
+    return _plane_tiles(x).max((2, 4))
+
+
+def _plane_tiles(x: Array) -> Array:
+    channels, height, width, batch = x.shape
+    return x.reshape(channels, height // 2, 2, width // 2, 2, batch)
+
+
+def _maxima_backward(kept: tuple, left: Array) -> tuple[Array]:
+    tiles, parts = _plane_tiles(kept[0]), []
+    for i, j in ((0, 0), (0, 1), (1, 0)):
+        parts.append(jnp.where(tiles[:, :, i, :, j] == kept[1], left, 0.0))
+        left = left - parts[-1]
+    rows = jnp.stack(parts[:2], 3), jnp.stack([parts[2], left], 3)
+    return (jnp.stack(rows, 2).reshape(kept[0].shape),)
+
+
+_maxima.defvjp(lambda x: (_maxima(x), (x, _maxima(x))), _maxima_backward)
 
 
 def _reduced(tiles: Array) -> Array:
