@@ -38,7 +38,14 @@ KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
 
 class Placement(NamedTuple):
-    """W = ``len(devices) * lanes`` workers on chosen devices."""
+    """W = ``len(devices) * lanes`` workers on chosen devices.
+
+    Attributes:
+        kind: ``"vmap"``, ``"shard_map"``, ``"pmap"`` or ``"debug"``.
+        devices: JAX's devices, in the order of the workers.
+        lanes: Workers on each.
+        reason: Why it was chosen, in words.
+    """
 
     kind: str
     devices: tuple[Any, ...]

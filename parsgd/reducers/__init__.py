@@ -1,4 +1,8 @@
-"""Reducers: optax transformations whose ``update`` communicates."""
+"""Reducers: optax transformations whose ``update`` communicates.
+
+With them stand what goes beside them in a chain: clipping, momentum of each worker's
+own, delays, and skipping what is not finite.
+"""
 
 from parsgd.reducers.adasum import adasum
 from parsgd.reducers.clip import clip

@@ -77,7 +77,19 @@ def block_filter(
     nesterov: bool = False,
     gain: str = "paper",
 ) -> optax.GradientTransformation:
-    """The filter on the averaged pseudo-gradient ``d = -G``; see `block_momentum`."""
+    """The filter on the averaged pseudo-gradient ``d = -G``, for an outer loop.
+
+    Its updates are the step of y; the module's docstring has the equations.
+
+    Args:
+        eta: Block momentum in [0, 1); None for ``1 - 1/W``.
+        zeta: Block learning rate > 0.
+        nesterov: Whether the step goes to the look-ahead point.
+        gain: As in `block_momentum`.
+
+    Raises:
+        ValueError: An argument out of range, or an unknown ``gain``.
+    """
     if gain not in GAINS:
         raise ValueError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
     if zeta <= 0:

@@ -20,16 +20,17 @@ class Loop:
     """A run between its start and its end.
 
     Args:
-        plan: The work.
-        parts: The same as stretches of equal rounds.
-        engine: Runs them.
-        meter: Counts them.
-        evaluate: Scores the readout.
-        keeper: Saves.
-        observer: Is told.
-        check_replicas: Whether to compare devices after each dispatch.
-        target_accuracy: Where to stop, or None.
-        earlier_workers: See the function of that name.
+        plan: The sizes and the number of steps of the whole run.
+        parts: The run as stretches of rounds with the same program, see `segments`.
+        engine: Runs rounds.
+        meter: Counts what was run, and cuts stretches into dispatches.
+        evaluate: Scores the readout of a state.
+        keeper: Saves checkpoints, or does nothing.
+        observer: Hears of progress and of each record.
+        check_replicas: Whether to compare the devices' copies after each dispatch.
+        target_accuracy: Stop at the first evaluation that reaches it; None for never.
+        earlier_workers: Numbers of workers before the run was resumed, each with the
+            step until which; see the function of that name.
 
     Attributes:
         history: One record per evaluation.
