@@ -22,9 +22,9 @@ A new algorithm in full, the elastic pull of every worker towards the mean::
     ...         updates, state = optimizer.update(grads, state, params)
     ...         return optax.apply_updates(params, updates), state
     ...     def sync(params, state):
-    ...         center = comm.mean(params)
-    ...         move = lambda x, c: x + pull * (c - x)
-    ...         return jax.tree.map(move, params, center), state
+    ...         mean = comm.mean(params)
+    ...         move = lambda x, m: (1 - pull) * x + pull * m
+    ...         return jax.tree.map(move, params, mean), state
     ...     return Strategy(optimizer.init, local, sync)
 """
 

@@ -50,7 +50,8 @@ class Progress(Observer):
         *,
         brief: bool = False,
     ):
-        self._console = console or Console(quiet=not cluster.is_first())
+        self._console = console or Console()
+        self._given = console is not None
         self._lines, self._brief = lines, brief
         self._bar: bars.Progress | None = None
         self._row = bars.TaskID(0)
@@ -65,6 +66,7 @@ class Progress(Observer):
         if self._bar is not None or self._brief:
             # The bar leaves nothing behind: what the run came to stays.
             self._print(self._last)
+        self._bar, self._last = None, ""
 
     def say(self, text: str) -> None:
         """Print a line, and log it."""
@@ -78,6 +80,9 @@ class Progress(Observer):
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Sizes, learning rate, placement and traffic; then the bar."""
+        self._accuracy, self._last = None, ""
+        if not self._given:  # only now all processes have joined
+            self._console.quiet = not cluster.is_first()
         # Where phases differ, the bytes are those of one of them.
         steps = summary.get("bytes_from_step", 0), summary.get("bytes_until_step")
         sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,19 @@ from typing import Any
 import jax
 
 from parsgd import cluster, results
+from parsgd.errors import UserError
+from parsgd.flat import UNSTORED
+from parsgd.results.groups import SAID
+from parsgd.results.writing import plain
 from parsgd.training.meter import Record
-from parsgd.training.observer import Observer
+from parsgd.training.observer import Observer, check_observer
 from parsgd.training.run import Run
 
-SIZES = ("task", "seed", "workers", "local_steps", "worker_batch", "global_batch")
+# What tells runs apart besides what a script says, by its name in the summary.
+FACTS = ("task", "seed", "workers", "local_steps", "worker_batch", "global_batch")
+FACTS += ("tail", "micro_batches")
+# Names that mean something in a config, and what the files of a job keep apart.
+RESERVED = {"strategy", "steps", "placement", *FACTS, *SAID, *UNSTORED}
 
 
 class Recorder(Observer):
@@ -26,13 +35,16 @@ class Recorder(Observer):
     Args:
         folder: The run's own; what an earlier run left there is replaced.
         strategy: How tables call the algorithm.
-        config: What else tells this run from others, such as ``{"pull": 0.5}``: plain
-            numbers, words, lists and dicts. Sizes, task and seed are filled in.
+        config: What else tells this run from others, as ``{"learning_rate": 0.1}``:
+            numbers, words, lists and dicts. Runs that differ in nothing that is told
+            here count as repeats, and of one seed only the latest counts. Task, seed,
+            sizes, steps and placement are filled in.
         observer: Is told too, such as a `parsgd.Progress`.
 
     Raises:
-        UserError: When the run starts: the folder cannot be written, or another run
-            holds it.
+        UserError: A config that cannot be stored or has a name that is filled in; and,
+            when the run starts, a folder that cannot be written or that another run
+            holds.
 
     Example:
         >>> import optax, parsgd, tempfile
@@ -57,15 +69,19 @@ class Recorder(Observer):
         observer: Observer | None = None,
     ):
         self._folder, self._strategy = Path(folder), strategy
-        self._more, self._also = dict(config or {}), observer or Observer()
+        self._more = _checked({} if config is None else config)
+        self._also = Observer() if observer is None else observer
+        check_observer(self._also)
         self._config: dict[str, Any] = {}
         self._started = ""
         self._held = contextlib.ExitStack()
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Begin the files."""
-        sizes = {key: summary[key] for key in SIZES}
-        self._config = {"strategy": self._strategy} | sizes | self._more
+        facts = {key: summary[key] for key in FACTS}
+        facts |= {"steps": summary["planned_steps"]}
+        facts |= {"placement": summary["placement"]["kind"]}
+        self._config = {"strategy": self._strategy} | facts | self._more
         now = datetime.datetime.now().astimezone()
         self._started = now.isoformat(timespec="seconds")
         if cluster.is_first():
@@ -95,10 +111,12 @@ class Recorder(Observer):
 
     def end(self, run: Run | None) -> None:
         """Write the result; one that failed has none, and counts as interrupted."""
-        with self._held:
-            if run is not None and cluster.is_first():
-                results.finish(self._folder, self._result(run))
-        self._also.end(run)
+        try:
+            with self._held:
+                if run is not None and cluster.is_first():
+                    results.finish(self._folder, self._result(run))
+        finally:
+            self._also.end(run)
 
     def _result(self, run: Run) -> dict[str, Any]:
         scored = [r for r in run.history if r.get("test_accuracy") is not None]
@@ -114,3 +132,36 @@ class Recorder(Observer):
             "versions": results.versions(),
             "machine": results.machine(jax.devices()),
         }
+
+
+def _checked(config: Any) -> dict[str, Any]:
+    """The config as it is stored.
+
+    Raises:
+        UserError: Names the key that cannot be.
+    """
+    if not isinstance(config, Mapping):
+        raise UserError(
+            f"config={config!r}: give a dict that tells the run from others, such as "
+            '{"learning_rate": 0.1}'
+        )
+    out = {}
+    for key, value in config.items():
+        if key in RESERVED:
+            raise UserError(
+                f"config has {key!r}, which a Recorder fills in or the files of a run "
+                f"keep apart: choose another name, such as 'my_{key}'"
+            )
+        try:
+            out[str(key)] = plain(_worded(value))
+        except TypeError as error:
+            raise UserError(
+                f"config[{key!r}]: {error}: give its name instead"
+            ) from error
+    return out
+
+
+def _worded(value: Any) -> Any:
+    """Numbers that are not finite as words, by which they are told apart."""
+    unlimited = isinstance(value, float) and not math.isfinite(value)
+    return str(float(value)) if unlimited else value

@@ -120,6 +120,13 @@ def classification(
             lambda *a: network.apply(*a, key=None, train=False), params, model_state, x
         )
         expected = (*data.train.y[:1].shape, data.classes)
+        if len(logits.shape) != len(expected):
+            raise UserError(
+                f"{data.name}: the model returns logits of shape {logits.shape} for "
+                f"one example where the labels need {expected}, with "
+                f"{len(expected)} axes: flatten what comes in first, as in "
+                "x = x.reshape(len(x), -1)"
+            )
         if logits.shape != expected:
             raise UserError(
                 f"{data.name}: the model returns logits of shape {logits.shape} for "

@@ -19,7 +19,7 @@ from parsgd.training.checks import check_run, check_target
 from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
-from parsgd.training.observer import Observer
+from parsgd.training.observer import Observer, check_observer
 from parsgd.training.plan import make_plan, segments
 from parsgd.training.run import Run
 
@@ -156,7 +156,8 @@ def fit(
         devices=devices,
         check_replicas=check_replicas,
     )
-    observer = observer or Observer()
+    observer = Observer() if observer is None else observer
+    check_observer(observer)
     # Where devices are made out of cores, make them before the backend starts.
     prepare(devices)
     run = None
@@ -184,8 +185,15 @@ def fit(
                     )
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
-            summary = {"task": task.name, "seed": seed, **meter.summary()}
-            summary["earlier_workers"] = earlier
+            summary = {
+                "task": task.name,
+                "seed": seed,
+                "planned_steps": plan.steps,
+                "tail": tail,
+                "micro_batches": micro_batches,
+                "earlier_workers": earlier,
+                **meter.summary(),
+            }
             said = [
                 *plan.describe(),
                 engine.describe(),

@@ -112,17 +112,24 @@ def _pair(a, b):
 class OneBitAllReduce:
     """One array's two-sided exchange with error feedback of the workers and owners.
 
-    One scale for each sign, over the part that is encoded at once: a stripe of columns.
+    One scale for each sign, over the part that is encoded at once: a stripe of columns,
+    or each of its columns. The last stripes may be narrower, or nothing.
     """
 
-    def __init__(self, shape, workers):
-        self.workers, self.shape = workers, shape
+    def __init__(self, shape, workers, *, by_column=False):
+        self.workers, self.shape, self.by_column = workers, shape, by_column
         self.rows = int(np.prod(shape[:-1]))
         self.width = -(-shape[-1] // workers)
         self.errors = [np.zeros(shape) for _ in range(workers)]
-        self.owed = [np.zeros((self.rows, self.width)) for _ in range(workers)]
+        self.owed = [self._stripe(np.zeros(shape), r) for r in range(workers)]
 
     def _encoded(self, v):
+        if self.by_column:
+            columns = [self._signs(column) for column in v.T]
+            return np.stack(columns, 1) if columns else v
+        return self._signs(v)
+
+    def _signs(self, v):
         q = np.zeros_like(v)
         for mask in (v >= 0, v < 0):
             if mask.any():
@@ -130,10 +137,7 @@ class OneBitAllReduce:
         return q
 
     def _stripe(self, x, r):
-        out = np.zeros((self.rows, self.width))
-        part = x.reshape(self.rows, -1)[:, r * self.width : (r + 1) * self.width]
-        out[:, : part.shape[1]] = part
-        return out
+        return x.reshape(self.rows, -1)[:, r * self.width : (r + 1) * self.width]
 
     def __call__(self, arrays, live):
         totals = [a + e for a, e in zip(arrays, self.errors, strict=True)]
@@ -143,14 +147,13 @@ class OneBitAllReduce:
             for t in totals
         ]
         for w in range(self.workers):
-            whole = np.concatenate(coded[w], axis=1)[:, : self.shape[-1]]
+            whole = np.concatenate(coded[w], axis=1)
             sent.append(whole.reshape(self.shape))
         for r in range(self.workers):
             total = sum(c[r] for c in coded) / self.workers + self.owed[r]
             again = self._encoded(total)
             self.owed[r] = total - again
-            at = np.s_[:, r * self.width : (r + 1) * self.width]
-            result[at] = again[:, : result[at].shape[1]]
+            result[:, r * self.width : (r + 1) * self.width] = again
         self.errors = [
             np.where(live, t - s, 0) for t, s in zip(totals, sent, strict=True)
         ]

@@ -1,14 +1,17 @@
 """Runs of a script in files, which a report compares with any others."""
 
+import enum
 import json
+import shutil
 
+import numpy as np
 import optax
 import pytest
 from tiny import tiny
 
 import parsgd
 from parsgd import results
-from parsgd.errors import FolderError
+from parsgd.errors import FolderError, UserError
 
 
 class Noted(parsgd.Observer):
@@ -17,11 +20,17 @@ class Noted(parsgd.Observer):
     def __init__(self):
         self.calls = []
 
-    def __getattribute__(self, name):
-        found = super().__getattribute__(name)
-        if name in vars(parsgd.Observer) and not name.startswith("_"):
-            self.calls.append(name)
-        return found
+    def start(self, summary, lines):
+        self.calls.append("start")
+
+    def progress(self, step, steps, record):
+        self.calls.append("progress")
+
+    def record(self, record):
+        self.calls.append("record")
+
+    def end(self, run):
+        self.calls.append("end")
 
 
 def run(folder, seed=0, strategy="local_sgd", observer=None, **more):
@@ -76,3 +85,65 @@ def test_a_run_that_fails_is_interrupted_and_lets_the_folder_go(tmp_path):
 def test_a_folder_that_another_run_holds_is_refused(tmp_path):
     with results.held(tmp_path / "a"), pytest.raises(FolderError, match="another job"):
         run(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"workers": 4}, "'workers', which a Recorder fills in"),
+        ({"seed": 1}, "'my_seed'"),
+        ({"debug": True}, "'debug'"),
+        ({"f": {1, 2}}, r"config\['f'\]: a set cannot be stored"),
+        ({"f": 1j}, "a complex cannot be stored"),
+        ({"f": b"x"}, "a bytes cannot be stored"),
+        (["a"], "give a dict"),
+    ],
+)
+def test_a_config_that_would_mix_or_lose_runs_is_refused_at_once(
+    tmp_path, config, said
+):
+    with pytest.raises(UserError, match=said):
+        parsgd.Recorder(tmp_path, "mine", config=config)
+    with pytest.raises(UserError, match="observer=Progress: give an observer"):
+        parsgd.Recorder(tmp_path, "mine", observer=parsgd.Progress)
+
+
+def test_numbers_of_numpy_and_enums_are_stored_as_what_they_are(tmp_path):
+    class Kind(enum.StrEnum):
+        WIDE = "wide"
+
+    odd = {"a": np.float64(0.5), "b": np.str_("x"), "c": Kind.WIDE, "d": np.arange(2)}
+    run(tmp_path / "a", **odd, inner={"e": np.float64(1.5)}, clip=float("inf"))
+    stored = json.loads((tmp_path / "a/result.json").read_text())["config"]
+    assert stored["a"] == 0.5 and stored["b"] == "x" and stored["c"] == "wide"
+    assert stored["d"] == [0, 1] and stored["inner"] == {"e": 1.5}
+    assert stored["clip"] == "inf"  # and no null, which would be another's
+
+
+def test_runs_of_another_length_are_no_repeats(tmp_path):
+    for seed, rounds in ((0, 2), (1, 4)):
+        recorder = parsgd.Recorder(tmp_path / str(seed), "sync_sgd")
+        sizes = {"worker_batch": 4, "rounds": rounds, "seed": seed}
+        parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **sizes, observer=recorder)
+    assert [*results.table(results.load(tmp_path))["n"]] == [1, 1]
+
+
+def test_a_result_that_cannot_be_written_ends_the_other_observer_all_the_same(tmp_path):
+    class Removing(Noted):
+        def record(self, record):
+            if record["step"]:
+                shutil.rmtree(tmp_path / "a")
+
+    noted = Removing()
+    with pytest.raises(UserError, match="cannot write"):
+        run(tmp_path / "a", observer=noted)
+    assert noted.calls[-1] == "end"
+
+
+def test_what_is_no_observer_is_refused():
+    for wrong, name in ((parsgd.Progress, "Progress"), ("bar", "'bar'")):
+        with pytest.raises(UserError, match=f"observer={name}: give an observer"):
+            parsgd.fit(
+                tiny(), parsgd.single(optax.sgd(0.1)), worker_batch=4, rounds=1,
+                observer=wrong,
+            )  # fmt: skip

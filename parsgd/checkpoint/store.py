@@ -49,9 +49,16 @@ class Store:
         self.folder = folder.resolve()
         policies = ocp.checkpoint_managers
         keep = _Listed(best or (lambda steps: {*steps}))
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        # Random digits hardly shrink, and trying takes the cores from the training.
+        arrays = ocp.PyTreeCheckpointHandler(use_compression=False)
+        for argument in (ocp.args.PyTreeSave, ocp.args.PyTreeRestore):
+            registry.add(STATE, argument, arrays)
+        for argument in (ocp.args.JsonSave, ocp.args.JsonRestore):
+            registry.add(META, argument, ocp.JsonCheckpointHandler())
         self._manager = ocp.CheckpointManager(
             self.folder,
-            item_names=(STATE, META),
+            handler_registry=registry,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=policies.AnyPreservationPolicy(
                     [policies.LatestN(keep_last), keep]

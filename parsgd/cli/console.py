@@ -155,7 +155,8 @@ def _interrupted(name: str, arguments: Sequence[str]) -> int:
             "goes on with parsgd train resume=DIR, where DIR is its folder"
         )
     _complain(f"interrupted{how}")
-    return 130
+    launchers = sys.modules.get("parsgd.cli.launchers")
+    return 128 + (launchers.ended_by() if launchers else signal.SIGINT)
 
 
 def _by_interrupt(error: BaseException | None) -> bool:
@@ -168,6 +169,7 @@ def _by_interrupt(error: BaseException | None) -> bool:
 def _explained(error: Exception, arguments: Sequence[str]) -> int:
     """Print a user's mistake as one message; show any other error as it is."""
     from parsgd.config.messages import explain, is_mistake
+    from parsgd.errors import raised_at, reason_of
 
     if is_mistake(error):
         _complain(explain(error, arguments))
@@ -189,6 +191,9 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
             "sweep ended with it. The same command with hydra.sweep.dir=DIR does what "
             "is missing; `parsgd report DIR` shows what there is"
         )
+        return 1
+    elif raised_at(error):  # in somebody's own code
+        _complain(f"{reason_of(error)}; debug=true shows the traceback")
         return 1
     else:
         raise error

@@ -71,8 +71,7 @@ def check(hydra: Any) -> None:
     if not local and not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        # As Ctrl-C, so that the processes of the jobs end too.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminated)
     if local:
         _check_local(hydra.launcher)
     else:
@@ -99,6 +98,21 @@ def _check_local(launcher: Any) -> None:
     check_whole("hydra.launcher.timeout_min", launcher.timeout_min)
     remember_gpus()  # submitit sets the variable anew for each job
     local_jobs.install()
+
+
+_ended_by = signal.SIGINT
+
+
+def _terminated(number: int, frame: Any) -> None:
+    """As Ctrl-C, so that the processes of the jobs end too."""
+    global _ended_by
+    _ended_by = signal.Signals(number)
+    raise KeyboardInterrupt
+
+
+def ended_by() -> signal.Signals:
+    """The signal that ended a sweep which was interrupted."""
+    return _ended_by
 
 
 def lost() -> bool:

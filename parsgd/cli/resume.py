@@ -32,7 +32,7 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             f"{' '.join(found)}: one run goes on at a time; a sweep does with "
             "hydra.sweep.dir=DIR and its own command"
         )
-    folder = Path(found[0].removeprefix("resume="))
+    folder = Path(_unquoted(found[0].removeprefix("resume=")))
     if not folder.is_dir():
         raise UserError(f"{found[0]}: there is no such folder; give that of a run")
     if not has_checkpoints(folder):
@@ -56,7 +56,10 @@ def _overrides(folder: Path) -> list[str]:
     where = folder / CHECKPOINTS
     for step in steps_in(where):
         try:
-            given = [str(o) for o in read_meta(where, step)["overrides"]]
+            meta = read_meta(where, step)
+            if meta["config"] is None:
+                break
+            given = [str(o) for o in meta["overrides"]]
             # Once is enough: what goes on then is what was begun there. And what a
             # folder says must not choose Hydra's parts, which call code.
             left_out = ("checkpoint.step", "hydra")
@@ -70,10 +73,25 @@ def _overrides(folder: Path) -> list[str]:
             ]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the run itself tells what is wrong with it
+    else:
+        raise UserError(
+            f"resume={folder}: none of its checkpoints can be read; bring them back "
+            "from a copy, or give the whole command with hydra.run.dir to see what is "
+            "wrong"
+        )
     raise UserError(
-        f"resume={folder}: none of its checkpoints can be read; bring them back from a "
-        "copy, or give the whole command with hydra.run.dir to see what is wrong"
+        f"resume={folder}: it was saved by a script, whose strategy no config "
+        "describes: run the script again, and it goes on"
     )
+
+
+def _unquoted(text: str) -> str:
+    """A value without the quotes that Hydra wants around odd ones."""
+    quote = text[:1]
+    if len(text) > 1 and quote in "'\"" and text.endswith(quote):
+        inside = text[1:-1].replace(f"\\{quote}", quote)
+        return inside.replace("\\\\", "\\")
+    return text
 
 
 def has_checkpoints(folder: Path) -> bool:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+from typing import Any
 
 from parsgd.cluster import group, rendezvous, service
 from parsgd.cluster.rendezvous import Settings
@@ -79,6 +80,18 @@ def start(settings: Settings) -> None:
     finally:
         patience.cancel()
     group.connected(settings.timeout)
+    _leave_at_a_fault()
+
+
+def _leave_at_a_fault() -> None:
+    """Have the others be told why this process's script fails, and not only that."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        before(kind, error, trace)
+        group.leave(1, f"{kind.__name__}: {first_line(error)}")
+
+    sys.excepthook = hook
 
 
 def _use_batch_scheduling() -> None:

@@ -29,6 +29,10 @@ class Compressor(NamedTuple):
         exposes_nonfinite: Whether an entry that is not finite leaves a float of the
             payload not finite, and no entry decodes to more, but for rounding, than the
             largest of these. Such arrays need not be searched for what is not finite.
+        encode_padded: ``(x, zeros, key) -> payload``: as ``encode``, where so many of
+            the array's zeros (an int32 scalar) are padding and no entries; for a code
+            whose levels depend on how many entries there are. None where zeros that
+            are added change no level.
         add: ``(total, payload, key) -> total``: add what a payload stands for to an
             array, for a code that leaves most entries as they are; None to decode it
             and add all of it.
@@ -42,6 +46,7 @@ class Compressor(NamedTuple):
     sums: bool = False
     contracts: bool = True
     exposes_nonfinite: bool = False
+    encode_padded: Callable[[jax.Array, jax.Array, Key], Payload] | None = None
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
 
 

@@ -77,11 +77,15 @@ def one_bit(*, levels: str = "column") -> Compressor:
         return (like.shape[-1] or 1) if levels == "column" and like.shape else 1
 
     def encode(x: jax.Array, key: Key = None) -> OneBit:
+        return encode_padded(x, 0, key)
+
+    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> OneBit:
         del key
         v = flat32(x)
         width = columns(x)
         n_high = _sums(v, fn="count", width=width)
         n_low = x.size // width - n_high
+        n_high = n_high - zeros
         # A column that is not a number has no finite level, and no other is touched.
         high = _sums(v, fn="high", width=width) / jnp.maximum(n_high, 1)
         low = _sums(v, fn="low", width=width) / jnp.maximum(n_low, 1)
@@ -94,7 +98,14 @@ def one_bit(*, levels: str = "column") -> Compressor:
         v = jnp.where(rows, payload.high[None], payload.low[None])
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "one_bit", exposes_nonfinite=True)
+    return Compressor(
+        encode,
+        decode,
+        "one_bit",
+        exposes_nonfinite=True,
+        # Columns that are added are groups of their own.
+        encode_padded=encode_padded if levels == "leaf" else None,
+    )
 
 
 PARTS = {
@@ -169,9 +180,12 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
     positive = _positive(zero)
 
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
+        return encode_padded(x, 0, key)
+
+    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
         del key
         v = flat32(x)
-        scale = total(v, jnp.abs) / max(v.size, 1)
+        scale = total(v, jnp.abs) / jnp.maximum(v.size - zeros, 1)
         return ScaledSign(jnp.packbits(positive(v)), scale[None])
 
     def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
@@ -180,7 +194,13 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
         v = jnp.where(bits == 1, payload.scale, -payload.scale)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "scaled_sign", exposes_nonfinite=True)
+    return Compressor(
+        encode,
+        decode,
+        "scaled_sign",
+        exposes_nonfinite=True,
+        encode_padded=encode_padded,
+    )
 
 
 def sign(*, zero: str = "positive") -> Compressor:

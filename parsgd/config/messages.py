@@ -126,7 +126,8 @@ def _missing(error: MissingConfigException) -> str:
 def _no_such(group: str, name: str, options: Sequence[str]) -> str:
     return (
         f"{group}={name}: there is no such {group}. Choose one of "
-        f"{', '.join(options)}.{nearest(name, options)}"
+        f"{', '.join(options)}.{nearest(name, options)} A file of your own is found "
+        "with --config-dir FOLDER"
     )
 
 
@@ -168,7 +169,12 @@ def _about_value(text: str) -> str:
 def _not_overridable(
     key: str, cause: BaseException | None, arguments: Sequence[str]
 ) -> str:
-    if key in ("compressor", "feedback"):
+    group, _, name = key.partition(".")
+    unused = not name or (
+        isinstance(cause, OmegaConfBaseException) and not _siblings(cause)
+    )
+    if group in ("compressor", "feedback") and unused:
+        key = group
         names = {*choices(conf_dir())["compressor"]}
         codes = sorted(names & _choices_of("strategy", arguments))
         both = f", as in strategy=compressed compressor={codes[0]}" if codes else ""

@@ -258,7 +258,17 @@ def _wrong_arguments(place: str, target: str, error: TypeError) -> str:
         signature = inspect.signature(get_object(target))
     except (ValueError, TypeError, InstantiationException, ImportError):
         return f"{place}: {target}: {error}"
-    takes = ", ".join(signature.parameters) or "no arguments"
+    own = [name for name in signature.parameters if name not in ("parent", "name")]
+    takes = ", ".join(own) or "no arguments"  # but for flax's own
     if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        return f"{place}.{match[1]}: {target} has no such argument; it takes {takes}"
+        text = f"{place}.{match[1]}: {target} has no such argument; it takes {takes}"
+        if target.partition(".")[0] in ALLOWED:
+            return text
+        # Only its target was given, over the arguments of another call.
+        file = f"{place.replace('.', '/')}/NAME.yaml"
+        return (
+            f"{text}. If that argument is of the choice before, put _target_: {target} "
+            f"into FOLDER/{file} and give --config-dir FOLDER "
+            f"{place.replace('.', '/')}=NAME"
+        )
     return f"{place}: {target}: {error}; it takes {takes}"

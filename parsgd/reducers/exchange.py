@@ -24,7 +24,7 @@ from parsgd.compressors import Compressor, payload_bytes, pays
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
-from parsgd.reducers.stripes import stripes_of, unstriped
+from parsgd.reducers.stripes import real_columns, stripes_of, unstriped
 
 Arrays = dict[str, jax.Array]
 Keys = dict[str, jax.Array | None]
@@ -172,6 +172,7 @@ class Exchange(NamedTuple):
     def _two_sided(self, arrays: Arrays, keys: Keys, owner_error: Arrays) -> tuple:
         code, world = self.compressor, comm.world()
         like, payload, sent, answer, rest = {}, {}, {}, {}, {}
+        columns = {path: real_columns(v, world) for path, v in arrays.items()}
         drawn = {
             path: (None, None) if key is None else _split(key, world)
             for path, key in keys.items()
@@ -180,15 +181,20 @@ class Exchange(NamedTuple):
             stripes = stripes_of(v, world)
             one = like[path] = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
             own = drawn[path][1]
-            payload[path] = jax.vmap(code.encode)(stripes, own)
+            payload[path] = jax.vmap(self._encoded)(stripes, columns[path], own)
             decoded = jax.vmap(lambda p, k, one=one: code.decode(p, one, k))
             sent[path] = unstriped(decoded(payload[path], own), v)
         for path, mine in comm.all_to_all(payload).items():
             total = mean_of_decoded(code, mine, like[path], None) + owner_error[path]
-            total = nan_unless_finite(total)
-            answer[path] = code.encode(total, drawn[path][0])
-            rest[path] = total - code.decode(answer[path], like[path], None)
-        mean, good, left = {}, {}, {}
+            own = jnp.asarray(columns[path])[comm.rank()]
+            # Bits of padding decode to something, which nobody is owed.
+            real = jnp.arange(total.shape[-1]) < own
+            real = jnp.broadcast_to(real.reshape(1, -1), total.shape)
+            total = nan_unless_finite(jnp.where(real, total, 0.0))
+            answer[path] = self._encoded(total, own, drawn[path][0])
+            left = total - code.decode(answer[path], like[path], None)
+            rest[path] = jnp.where(real, left, 0.0)
+        mean, good, kept = {}, {}, {}
         for path, all_stripes in comm.gather(answer).items():
             one = like[path]
             decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
@@ -196,8 +202,16 @@ class Exchange(NamedTuple):
             good[path] = mean_is_finite(code, all_stripes, mean[path])
             # What another owner's stripe spoils is not applied here either.
             on = good[path] & paths.finite(rest[path])
-            left[path] = paths.keep_unless(on, rest[path], owner_error[path])
-        return mean, sent, good, left
+            kept[path] = paths.keep_unless(on, rest[path], owner_error[path])
+        return mean, sent, good, kept
+
+    def _encoded(self, stripe: jax.Array, columns: Any, key: Any) -> Any:
+        """A stripe's payload, of which so many columns are no padding."""
+        code = self.compressor
+        if code.encode_padded is None:
+            return code.encode(stripe, key)
+        zeros = len(stripe) * (stripe.shape[-1] - columns)
+        return code.encode_padded(stripe, zeros, key)
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
         """For the array of that number, by sorted path; None if nothing is drawn."""

@@ -159,10 +159,13 @@ def ef21(
 def _channel(name: str, channel: Exchange) -> Exchange:
     code = channel.compressor
     if not code.contracts:
+        more = ""
+        if code.name.startswith("qsgd"):
+            more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
         raise ValueError(
             f"{name} with {code.name}: the error of this code may be larger than what "
             "it encodes, and feedback would let it grow without bound; use "
             "compressed_all_reduce (feedback=none), or a code that shrinks its error, "
-            "such as one_bit, scaled_sign or top_k"
+            f"such as one_bit, scaled_sign or top_k{more}"
         )
     return channel

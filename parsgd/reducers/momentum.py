@@ -7,16 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.reducers import paths
-from parsgd.reducers.demo import DeMoState
-from parsgd.reducers.dgc import DGCState
 
-MOMENTA = (
-    optax.TraceState,
-    optax.ScaleByAdamState,
-    optax.ScaleByLionState,
-    DeMoState,
-    DGCState,
-)
+# Of the states of optax, and of those here, what holds moving averages of gradients.
+MOMENTA = {"trace", "mu", "ema", "m", "momentum", "velocity"}
 
 
 def local_momentum(
@@ -53,6 +46,6 @@ def has_momentum(state: Any) -> bool:
     """Whether a transformation's state holds moving averages of gradients."""
 
     def known(node: Any) -> bool:
-        return isinstance(node, MOMENTA)
+        return not MOMENTA.isdisjoint(getattr(node, "_fields", ()))
 
     return any(known(node) for node in jax.tree.leaves(state, is_leaf=known))

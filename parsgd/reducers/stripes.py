@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def stripes_of(x: jax.Array, workers: int) -> jax.Array:
@@ -13,6 +14,13 @@ def stripes_of(x: jax.Array, workers: int) -> jax.Array:
     width = -(-rows.shape[1] // workers)
     rows = jnp.pad(rows, ((0, 0), (0, workers * width - rows.shape[1])))
     return rows.reshape(len(rows), workers, width).swapaxes(0, 1)
+
+
+def real_columns(x: jax.Array, workers: int) -> np.ndarray:
+    """How many columns of each stripe are the array's and no padding, ``int32 [W]``."""
+    columns = x.shape[-1] if x.ndim else 1
+    width = -(-columns // workers)
+    return np.clip(columns - width * np.arange(workers), 0, width).astype(np.int32)
 
 
 def unstriped(stripes: jax.Array, like: jax.Array) -> jax.Array:

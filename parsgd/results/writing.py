@@ -43,7 +43,7 @@ def held(folder: str | Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise FolderError(
                 f"another job is running in {folder}, and their results would mix: "
-                "wait for it or end it, or choose another folder with hydra.run.dir=DIR"
+                "wait for it or end it, or choose another folder (hydra.run.dir=DIR)"
             ) from error
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -61,6 +61,7 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
         UserError: The folder cannot be written.
     """
     folder = Path(folder)
+    text = yaml.safe_dump(plain(config), sort_keys=False)  # before anything is removed
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT).unlink(missing_ok=True)
@@ -68,7 +69,7 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
         # is reported as interrupted. It stays the file that `held` has locked.
         with open(folder / METRICS, "wb"):
             pass
-        write_atomic(folder / CONFIG, yaml.safe_dump(_plain(config), sort_keys=False))
+        write_atomic(folder / CONFIG, text)
     except OSError as error:
         raise _unwritable(folder, error) from error
 
@@ -82,7 +83,7 @@ def append(folder: str | Path, line: Mapping[str, Any]) -> None:
         UserError: The file cannot be written.
     """
     path = Path(folder) / METRICS
-    text = json.dumps(_plain(line), allow_nan=False) + "\n"
+    text = json.dumps(plain(line), allow_nan=False) + "\n"
     try:
         with open(path, "a+b") as file:
             _drop_partial_line(file)
@@ -109,7 +110,7 @@ def finish(folder: str | Path, result: Mapping[str, Any]) -> None:
             f"a job cannot end with status {result.get('status')!r}: "
             f"use one of {', '.join(STATUSES[:3])}"
         )
-    record = {"schema": SCHEMA} | _plain(result)
+    record = {"schema": SCHEMA} | plain(result)
     try:
         write_atomic(Path(folder) / RESULT, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -130,22 +131,30 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON can hold it: dicts, lists, strings, finite numbers, null."""
-    if value is None or isinstance(value, str | bool | int):
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: dicts, lists, strings, finite numbers, null.
+
+    Raises:
+        TypeError: It has a part that is none of these, nor an array of numbers.
+    """
+    if value is None or isinstance(value, bool):
         return value
+    # Of the plain types themselves: NumPy's numbers, and enums, are subclasses.
+    for kind in (str, int):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     array = np.asarray(value)
-    if array.dtype == object:
+    if array.dtype.kind not in "biufU":
         raise TypeError(f"a {type(value).__name__} cannot be stored in a job's files")
-    return _plain(array.tolist())
+    return plain(array.tolist())
 
 
 def _drop_partial_line(file: Any) -> None:

@@ -1,8 +1,11 @@
 """Methods that communicate in every step: a reducer and an optimizer, chained."""
 
+from typing import Any
+
 import optax
 
 from parsgd.core import Strategy
+from parsgd.errors import UserError
 from parsgd.reducers import all_reduce
 
 
@@ -28,7 +31,9 @@ def data_parallel(
         >>> reducer = parsgd.error_feedback(parsgd.one_bit())
         >>> strategy = parsgd.data_parallel(optax.sgd(0.1), reducer=reducer)
     """
+    check_transformation("optimizer", optimizer)
     if reducer is not None:
+        check_transformation("reducer", reducer)
         optimizer = optax.chain(reducer, optimizer)
 
     def local(grads, state, params):
@@ -36,6 +41,20 @@ def data_parallel(
         return optax.apply_updates(params, updates), state
 
     return Strategy(optimizer.init, local)
+
+
+def check_transformation(name: str, value: Any) -> None:
+    """Refuse what is no transformation of gradients, such as a learning rate.
+
+    Raises:
+        UserError: Names the argument.
+    """
+    # By its functions: optax.MultiSteps is one too, and no subclass.
+    parts = (getattr(value, "init", None), getattr(value, "update", None))
+    if not all(map(callable, parts)):
+        raise UserError(
+            f"{name}={value!r}: give an optax transformation, such as optax.sgd(0.1)"
+        )
 
 
 def single(optimizer: optax.GradientTransformation) -> Strategy:

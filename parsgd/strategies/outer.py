@@ -8,6 +8,7 @@ import optax
 
 from parsgd.core import Params, Strategy
 from parsgd.reducers import all_reduce
+from parsgd.strategies.data_parallel import check_transformation
 from parsgd.strategies.momentum import check_policy, synchronise
 
 
@@ -60,6 +61,8 @@ def outer_loop(
         >>> diloco = outer_loop(optax.adamw(1e-3), optax.chain(all_reduce(), nesterov))
     """
     check_policy(momentum_policy)
+    check_transformation("inner", inner)
+    check_transformation("outer", outer)
 
     def init(params):
         return OuterState(params, inner.init(params), outer.init(params))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from parsgd.training.engine import Engine, Outcome
 from parsgd.training.plan import Plan, Segment
@@ -152,12 +153,18 @@ class Meter:
     def cautions(self) -> list[str]:
         """Lines on what few would expect of a run."""
         workers = self._engine.placement.workers
-        if workers == 1 or any(self._sent.values()):
-            return []
-        return [
-            f"nothing is sent: each of the {workers} workers trains alone, and only "
-            "their average is evaluated"
-        ]
+        if workers > 1 and not any(self._sent.values()):
+            return [
+                f"nothing is sent: each of the {workers} workers trains alone, and "
+                "only their average is evaluated"
+            ]
+        size = self._engine.worker.readout_bytes(self._main[0])
+        if size:
+            return [
+                "workers stay apart between rounds: what is evaluated comes of "
+                f"{decimal(round(size))} more from each worker, which are not counted"
+            ]
+        return []
 
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from parsgd import cluster
+from parsgd.errors import UserError
 from parsgd.training.meter import Record
 from parsgd.training.run import Run
 
@@ -36,3 +37,20 @@ class Observer:
         """
         if cluster.is_first():
             log.warning(text)
+
+
+def check_observer(observer: Any) -> None:
+    """Refuse what is no observer, such as the class of one.
+
+    Raises:
+        UserError: Names what was given.
+    """
+    # By its methods: what stands before an observer and passes on is one too.
+    needed = [name for name in vars(Observer) if not name.startswith("_")]
+    missing = [name for name in needed if not callable(getattr(observer, name, None))]
+    if isinstance(observer, type) or missing:
+        given = getattr(observer, "__name__", None) or repr(observer)
+        raise UserError(
+            f"observer={given}: give an observer, such as parsgd.Progress() or an "
+            "object of a class of your own that inherits from parsgd.Observer"
+        )

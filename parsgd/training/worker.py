@@ -111,6 +111,13 @@ class Worker:
         args = (self.spec, *self._data_spec(local_steps))
         return traffic.trace(functools.partial(self.round, phase), self.workers, *args)
 
+    def readout_bytes(self, phase: int) -> float:
+        """What one worker sends for a readout of parameters that are not shared."""
+        state, readout = self.spec, self.phases[phase].strategy.readout
+        if all(jax.tree.leaves(self.shared.params)):
+            return 0.0
+        return traffic.trace(readout, self.workers, state.params, state.strategy).bytes
+
     def isolated(self, phase: int) -> bool:
         """Whether a worker's local steps depend on nothing from other workers."""
         state, strategy = self.spec, self.phases[phase].strategy
@@ -162,8 +169,7 @@ class Worker:
         x, y, index, weight = self._data_spec(1)
         rows = index.shape[1:]
         x, y = (jax.ShapeDtypeStruct(rows + a.shape[1:], a.dtype) for a in (x, y))
-        if weight is not None:
-            weight = jax.ShapeDtypeStruct(rows, weight.dtype)
+        weight = None if weight is None else jax.ShapeDtypeStruct(rows, weight.dtype)
         return Batch(x, y, weight)  # type: ignore[arg-type]
 
     def _traced(self, fn: Callable, *args: Any) -> tuple[Any, Any]:
