@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from parsgd.compressors.index_packing import index_bytes
+from sparse_oracles import index_bytes
 
 
 def all_reduced(shapes: Any, workers: int) -> float:

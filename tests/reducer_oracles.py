@@ -33,11 +33,12 @@ def power_sgd(grads, q, *, iterations=1, warm_start=True, feedback=True):
 
 
 def dgc(grads, *, density, momentum, masking=True, nesterov=False, clip=None):
+    """``density``: a share of the entries, or that of each step, ``density(t)``."""
     workers, shape = grads.shape[1], grads.shape[2:]
     n = int(np.prod(shape))
-    k = max(1, round(density * n))
     u, v = np.zeros((workers, n)), np.zeros((workers, n))
-    for step in grads:
+    for t, step in enumerate(grads):
+        k = max(1, round((density(t) if callable(density) else density) * n))
         out = np.zeros(n)
         for w in range(workers):
             g = step[w].reshape(-1)

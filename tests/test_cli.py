@@ -88,7 +88,7 @@ def test_a_run_prints_its_sizes_and_leaves_its_files(command, tmp_path):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        (["strategy=bmfu"], "Choose one of block_momentum"),
+        (["strategy=bmfu"], "Choose one of adasum, block_momentum"),
         (["wokers=4"], "Did you mean workers?"),
         (["strategy=local_sgd", "+strategy.momentun=keep"], "strategy.momentun"),
         (["global_batch=10", "workers=4"], "global_batch=10"),

@@ -1,5 +1,7 @@
 """DGC and DeMo, which keep momentum on the worker's side."""
 
+import functools
+
 import numpy as np
 import optax
 import pytest
@@ -7,6 +9,7 @@ import reducer_oracles as oracles
 from reducing import LANES4, PLACES, compare, gradients, trajectory
 
 from parsgd.reducers import all_reduce, demo, dgc
+from parsgd.strategies import dgc_sgd
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -62,6 +65,30 @@ def test_dgc_at_density_1_is_sgd(workers):
     options = {"density": 1.0, "momentum_masking": False, "nesterov": True}
     outs, _ = trajectory(dgc(**options), place, {"w": g})
     np.testing.assert_allclose(outs["w"], plain["w"], atol=1e-5)
+
+
+def test_dgc_of_a_sample_sends_as_many_and_keeps_the_rest():
+    # The sample is the first 65,536 entries, and all that is large is in it.
+    g = gradients((300, 400), 1, 2)
+    g.reshape(1, 2, -1)[:, :, 65536:] *= 0.1
+    options, sent = {"density": 0.01, "momentum": 0.0}, {}
+    for select in ("exact", "sampled"):
+        reducer = dgc(**options, select=select)
+        outs, states = trajectory(reducer, ("vmap", 1, 1), {"w": g})
+        sent[select], left = outs["w"][0], states.accumulated["['w']"][0]
+        assert [np.count_nonzero(x) for x in sent[select]] == [1200, 1200]
+        np.testing.assert_array_equal(
+            sent[select] + left, g[0] + [left[0] * 0, left[0]]
+        )
+        assert not (left[sent[select] != 0]).any()
+    assert (sent["exact"] != sent["sampled"]).any()
+    ((_, strategy, _),) = dgc_sgd(optax.sgd(1.0), **options, select="sampled")
+    x = {"w": np.zeros((300, 400), np.float32)}
+    x, _ = strategy.local({"w": g[0, 0]}, strategy.init(x), x)
+    np.testing.assert_array_equal(-x["w"], sent["sampled"][0])
+    for make in (dgc, functools.partial(dgc_sgd, optax.sgd(1.0))):
+        with pytest.raises(ValueError, match=r"select='some'.*exact, sampled"):
+            make(select="some")
 
 
 def test_dgc_gives_averaged_leaves_momentum():

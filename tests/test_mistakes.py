@@ -44,7 +44,7 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
 @pytest.mark.parametrize(
     "overrides, expected",
     [
-        (["strategy=bmfu"], "Choose one of block_momentum, compressed, "),
+        (["strategy=bmfu"], "Choose one of adasum, block_momentum, "),
         (["strategy=block_momentm"], "Did you mean block_momentum?"),
         (["wokers=3"], "wokers: there is no key 'wokers'. Did you mean workers?"),
         (["optimizer.momentun=0.9"], "Did you mean momentum?"),
@@ -53,7 +53,7 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
         (["wokers=1,2"], "wokers: there is no key 'wokers'. Did you mean workers?"),
         (["stratgy=sync_sgd,local_sgd"], "Did you mean strategy?"),
         (["workers=2", "placement.devises=1,2"], "Did you mean devices?"),
-        (["strategy=bmuf,local_sgd"], "Choose one of block_momentum, compressed, "),
+        (["strategy=bmuf,local_sgd"], "Choose one of adasum, block_momentum, "),
         (
             ["strategy=[a,local_sgd]"],
             "strategy=a: there is no such strategy. Choose one",

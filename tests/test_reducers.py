@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 from reducing import LANES3, LANES4, SHAPES, dense, gradients, sent, trajectory
+from sparse_oracles import index_bytes
 
 from parsgd.compressors import one_bit
-from parsgd.compressors.index_packing import index_bytes
 from parsgd.reducers import (
     adasum,
     all_reduce,

@@ -23,7 +23,7 @@ from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.training.engine import Engine
 
-MORE = ("one_bit two-sided", "zero-one adam", "compressed block_momentum")
+MORE = ("one_bit two-sided", "zero-one adam", "compressed block_momentum", "dgc_sgd")
 ROWS = ZOO | {name: MORE_ROWS[name] for name in MORE}
 
 

@@ -9,6 +9,7 @@ from zoo import ZOO
 
 import parsgd
 from parsgd import comm
+from parsgd.compressors import scaled_sign, top_k
 from parsgd.core import init_state, no_sync, phases, run_round
 from parsgd.placement.spmd import spmd
 from parsgd.training.plan import make_plan, segments
@@ -167,6 +168,44 @@ def test_block_gain(options, gain):
         before = params["x"][0]
         params, state = lanes(params, state)
     np.testing.assert_allclose(params["x"][0] - before, gain, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [parsgd.one_bit(), scaled_sign(), top_k(ratio=0.2)],
+    ids=lambda code: code.name,
+)
+def test_models_and_residuals_of_the_step_are_dense_sgd_on_a_linear_loss(code):
+    """Gradients do not depend on x: what was not applied yet is in the residual."""
+    steps = optax.chain(optax.sgd(LR), parsgd.error_feedback(code))
+    strategy = parsgd.data_parallel(steps)
+    x, g = problem(4, 12)
+
+    def worker(x, g):
+        def step(carry, g):
+            x, state = strategy.local(g, carry[1], carry[0])
+            return (x, state), (x, state[1].error)
+
+        return jax.lax.scan(step, (x, strategy.init(x)), g)[1]
+
+    lanes = jax.vmap(worker, (None, 1), axis_name=comm.LANES)
+    models, residuals = jax.device_get(jax.jit(lanes)(x, g))
+    assert residuals.keys() == {"['w']", "['k']"}
+    for k in x:
+        want = x[k] - LR * np.cumsum(g[k].astype(np.float64).mean(1), axis=0)
+        residual = residuals.get(f"['{k}']", np.zeros(1))
+        got = np.mean(models[k], 0, np.float64) + np.mean(residual, 0, np.float64)
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=2e-6)
+        if k != "b":
+            assert np.abs(np.mean(models[k], 0) - want).max() > 1e-3
+
+
+def test_EF21_that_sends_everything_is_sync_sgd():
+    heavy_ball = optax.sgd(LR, MU)
+    # In one message: arrays that would not become smaller are averaged as they are.
+    reducer = parsgd.ef21(top_k(ratio=1.0), bucket=True)
+    whole = parsgd.compressed_sgd(heavy_ball, reducer=reducer)
+    assert_same(last(whole, 4, 1, 8), last(parsgd.sync_sgd(heavy_ball), 4, 1, 8))
 
 
 def test_C5_default_block_momentum_depends_on_workers():

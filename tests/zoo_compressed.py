@@ -40,7 +40,7 @@ from compressed_oracles import (
 import parsgd
 from parsgd import compressors, reducers, strategies
 
-RATE = 0.05  # of Adam's, which do not take the optimizer
+RATE = 0.05  # of those that do not take the optimizer
 MOMENTS = {"b1": 0.8, "b2": 0.9, "eps": 1e-6}
 LOOSE = {"identical": True, "plain": False}
 RANDOM = {**LOOSE, "per_worker": True}  # each worker draws its own numbers
@@ -74,6 +74,18 @@ def _demo(number, grads):
     rows, columns = int(np.prod(grads.shape[2:-1])), grads.shape[-1]
     side = [max(d for d in range(1, 5) if n % d == 0) for n in (rows, columns)]
     return reducer_oracles.demo(grads, lr=1.0, decay=0.9, side=side, k=2, sign=False)
+
+
+def _dgc(density):
+    return matrices(
+        lambda number, grads: reducer_oracles.dgc(grads, density=density, momentum=0.9),
+        lambda grads: momentum_of_mean(grads, 0.9),
+    )
+
+
+def _dgc_sgd(*args, lr, mu, **options):
+    leaf = _dgc(lambda t: 0.6 if t < 2 else 0.4 if t < 4 else 0.2)
+    return sgd(*args, **options, lr=RATE, mu=0.0, leaf=leaf)
 
 
 def by_reducer(reducer: Callable[[], optax.GradientTransformation]) -> Callable:
@@ -137,15 +149,7 @@ ROWS: dict[str, tuple] = {
     "dgc": (
         by_reducer(lambda: reducers.dgc(density=0.2)),
         1,
-        functools.partial(
-            sgd,
-            leaf=matrices(
-                lambda number, grads: reducer_oracles.dgc(
-                    grads, density=0.2, momentum=0.9
-                ),
-                lambda grads: momentum_of_mean(grads, 0.9),
-            ),
-        ),
+        functools.partial(sgd, leaf=_dgc(0.2)),
         gathered(sparse(0.2)),
         LOOSE,
     ),
@@ -260,6 +264,15 @@ MORE: dict[str, tuple] = {
             ),
         ),
         gathered(lambda n: -(-n // 8) + 4),
+        LOOSE,
+    ),
+    "dgc_sgd": (
+        lambda _: strategies.dgc_sgd(
+            optax.sgd(RATE), density=0.2, warmup_steps=4, warmup_densities=(0.6, 0.4)
+        ),
+        1,
+        _dgc_sgd,
+        gathered(sparse(0.2)),  # once the warm-up is over
         LOOSE,
     ),
     "compressed block_momentum": (

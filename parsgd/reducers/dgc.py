@@ -49,6 +49,7 @@ def dgc(
     momentum_masking: bool = True,
     clip_norm: float | None = None,
     min_size: int = 0,
+    select: str = "exact",
 ) -> optax.GradientTransformation:
     """Sparse gradients with momentum correction; the module has the equations.
 
@@ -75,10 +76,12 @@ def dgc(
         clip_norm: Norm that the whole gradient of all workers would be clipped to; each
             worker clips its own to this over sqrt(W). None for no clipping.
         min_size: Leaves of fewer elements are averaged, like one-dimensional ones.
+        select: ``"exact"``, or ``"sampled"`` as in the paper: see
+            `parsgd.compressors.top_k`. As many entries are sent either way.
 
     Raises:
-        ValueError: An argument out of range; or, from ``update``, state that belongs to
-            another model, naming the leaf's path.
+        ValueError: An argument out of range, or unknown ``select``; or, from
+            ``update``, state that belongs to another model, naming the leaf's path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,7 +97,8 @@ def dgc(
         Lin et al., ICLR 2018.
 
     Differences from the paper:
-        The k-th largest magnitude is exact, where the paper estimates it on a sample.
+        The k-th largest magnitude is exact unless ``select="sampled"``, where the paper
+        estimates it on a sample.
         Entries of v that are zero are never masked, even if they are among the k.
     """
     if not 0 < density <= 1:
@@ -106,7 +110,7 @@ def dgc(
     if min_size < 0:
         raise ValueError(f"dgc: min_size={min_size} must be 0 or more")
 
-    channel = Exchange(top_k(ratio=density))
+    channel = Exchange(top_k(ratio=density, select=select))
 
     def compressed(x) -> bool:
         return len(x.shape) > 1 and x.size >= max(1, min_size)

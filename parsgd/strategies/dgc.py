@@ -23,6 +23,7 @@ def dgc_sgd(
     momentum_masking: bool = True,
     clip_norm: float | None = None,
     min_size: int = 0,
+    select: str = "exact",
     warmup_steps: int = 0,
     warmup_densities: Sequence[float] = WARMUP,
 ) -> Algorithm:
@@ -35,11 +36,12 @@ def dgc_sgd(
         optimizer: Plain SGD, perhaps with weight decay; momentum is part of the method.
         density: Share of each array that is sent after the warm-up; the paper's 0.1 %.
         momentum: m in [0, 1).
-        nesterov: See `parsgd.reducers.dgc`, as the three that follow.
+        nesterov: See `parsgd.reducers.dgc`, as the four that follow.
         momentum_masking: Zero the velocity of what is sent.
         clip_norm: Norm that the whole gradient is clipped to; the paper's local
             clipping.
         min_size: Leaves of fewer elements are averaged.
+        select: ``"exact"``, or ``"sampled"`` as in the paper.
         warmup_steps: Steps until ``density`` is reached; the paper takes 4 epochs.
         warmup_densities: Densities of equal parts of the warm-up; the paper's, 25 % in
             the first epoch and a quarter of the last in each that follows. Parts of
@@ -68,6 +70,7 @@ def dgc_sgd(
             momentum_masking=momentum_masking,
             clip_norm=clip_norm,
             min_size=min_size,
+            select=select,
         )
         strategy = data_parallel(optimizer, reducer=reducer)
 
