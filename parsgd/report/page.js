@@ -126,8 +126,7 @@ const parsgd = (() => {
   // An error as the terminal has it: 0 only where all runs gave the same.
   function error(sem, k) {
     if (sem == null) return "";
-    if (sem === 0) return " ± 0";
-    if (sem < 1e-7) return ` ± ${sem.toPrecision(1)}`;
+    if (sem < 1e-7) return ` ± ${sem.toPrecision(1)}`; // of 0 "0"
     return ` ± ${sem.toFixed(Math.max(k, -Math.floor(Math.log10(sem))))}`;
   }
 
