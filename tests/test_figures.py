@@ -65,10 +65,10 @@ def test_long_labels_leave_the_plots_their_room(tmp_path):
         return boxes[0].height
 
     for i in range(3):
-        fake_job(tmp_path / "short" / str(i), local_steps=i + 1)
+        fake_job(tmp_path / "short" / str(i), local_steps=i + 1, workers=i + 1)
         long = {"note": "a long remark, " * 5 + str(i)}
         asked = [f"{key}={value}" for key, value in long.items()]
-        fake_job(tmp_path / "long" / str(i), overrides=asked, **long)
+        fake_job(tmp_path / "long" / str(i), workers=i + 1, overrides=asked, **long)
     for name in ("convergence", "throughput", "pareto"):
         if name != "throughput":
             usual = height(name, tmp_path / "short")

@@ -203,3 +203,21 @@ def test_text_reads_on_its_background(browser, url, scheme):
 
     assert (light(back) < 0.2) == (scheme == "dark")
     assert min(abs(light(back) - light(text)), abs(light(back) - light(ticks))) > 0.6
+
+
+def test_cells_read_as_on_the_terminal(browser, tmp_path):
+    for seed, last in enumerate([0.9, 0.9, 0.7]):
+        ends = {"a": (last, 0.0061), "b": (0.9, 0.006 + 0.00007 * seed)}
+        for workers, (name, (accuracy, seconds)) in enumerate(ends.items(), start=1):
+            lines = [
+                fake_jobs.line(0, 0.1),
+                fake_jobs.line(9, accuracy, seconds=seconds),
+            ]
+            folder = tmp_path / f"{name}{seed}"
+            fake_jobs.write_job(folder, lines, seed=seed, workers=workers)
+    opened(browser, report.build(tmp_path, target=0.8).page.as_uri())
+    assert column(browser, "Time to target") == [
+        "0.0061 ± 0.00004",
+        "0.0061 ± 0 (2 of 3)",
+    ]
+    assert column(browser, "Accuracy") == ["0.9000 ± 0 (n=3)", "0.8333 ± 0.0667 (n=3)"]

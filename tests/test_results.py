@@ -214,7 +214,10 @@ def test_repeated_seed_is_not_counted_twice(tmp_path):
     write_job(tmp_path / "1", [line(0, 0.6)])
     write_job(tmp_path / "2", [line(0, 0.7)])
     (group,) = results.group(results.load(tmp_path))
-    assert group.repeats == 2
+    assert [(a.folder.name, b.folder.name) for a, b in group.aside] == [
+        ("0", "2"),
+        ("1", "2"),
+    ]
     assert [job.folder.name for job in group.jobs] == ["2"]
 
 
@@ -371,7 +374,7 @@ def test_runs_of_several_processes_are_configurations_of_their_own(tmp_path):
         written["summary"]["placement"]["processes"] = processes
         file.write_text(json.dumps(written))
     alone, both = results.group(results.load([tmp_path]))
-    assert (alone.repeats, both.repeats) == (0, 0)
+    assert (alone.aside, both.aside) == ((), ())
     assert (alone.varied["processes"], both.varied["processes"]) == (None, 2)
     (both,) = results.group(results.load([tmp_path / "b"]))
     assert both.varied == {"processes": 2}  # said also where it tells nothing apart

@@ -22,7 +22,7 @@ def sweep(tmp_path_factory):
     return root
 
 
-def printed(folder, target=None, sort="seconds", **console):
+def printed(folder, target=None, sort=None, **console):
     console = Console(file=io.StringIO(), **console)
     terminal.show(results.load(folder), target, console, sort)
     return console.file.getvalue()

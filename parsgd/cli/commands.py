@@ -50,7 +50,8 @@ Rebuilds table, figures and page from the folders of runs or sweeps, searched to
 bottom: several are compared with each other. What is written goes to `report` in the
 first of them, or to out=DIR. The target is ACCURACY if given, else the target_accuracy
 of the configs if all agree on one, else 98 % of the best that was reached. Rows are
-sorted by seconds, or by COST: samples, rounds, bytes to the target, or accuracy.
+sorted by COST: seconds, samples, rounds, bytes to the target, or accuracy; without it
+by seconds, or by samples where runs are shorter than a second.
 
   parsgd report multirun/2026-01-31/12-00-00-000000
   parsgd report outputs multirun target=0.97 sort=bytes out=compared
@@ -256,5 +257,5 @@ def report(arguments: list[str]) -> int:
         goal = float(target) if target is not None else None
     except ValueError as error:
         raise UserError(f"target={target}: give an accuracy such as 0.97") from error
-    show_report(dirs, options.get("out"), goal, options.get("sort", "seconds"))
+    show_report(dirs, options.get("out"), goal, options.get("sort"))
     return 0

@@ -17,7 +17,7 @@ def show_report(
     dirs: Sequence[Path],
     out: str | None = None,
     target: float | None = None,
-    sort: str = "seconds",
+    sort: str | None = None,
 ) -> int:
     """Build the report of these folders, print the table and where the page is.
 
@@ -27,23 +27,21 @@ def show_report(
     # Not at the start of every command: they import what draws.
     from parsgd import report, results
     from parsgd.report import terminal
+    from parsgd.report.remarks import set_aside
 
     jobs = results.load(dirs)
     if not any(job.metrics or job.status == "completed" for job in jobs):
         _say_nothing_ran(jobs)
         return len(jobs)
     paths = report.build(dirs, out, target, sort)
+    if aside := set_aside(results.group(jobs)):
+        print(aside)
     terminal.show(jobs, target, sort=sort)
     bad = [job for job in jobs if job.status != "completed"]
     for job in bad:
         print(f"{job.status}: {job.folder}: {job.reason}")
     done = len(jobs) - len(bad)
     print(f"{done} of {counted(len(jobs), 'job')} completed")
-    if aside := sum(group.repeats for group in results.group(jobs)):
-        print(
-            f"{counted(aside, 'job')} set aside: a later one has the same "
-            "configuration and seed"
-        )
     print(
         f"table: {paths.markdown}, all columns: {paths.csv.name}, {paths.parquet.name}"
     )

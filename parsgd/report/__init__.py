@@ -31,7 +31,7 @@ def build(
     dirs: str | Path | Iterable[str | Path],
     out: str | Path | None = None,
     target: float | None = None,
-    sort: str = "seconds",
+    sort: str | None = None,
 ) -> Paths:
     """Read the jobs under ``dirs`` and write table, figures and page.
 

@@ -1,5 +1,6 @@
 """The plain answer: which configuration wins, by how much, and how sure that is."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -29,11 +30,11 @@ def sentences(part: Part) -> list[str]:
             "No run completed, so there is nothing to compare; see the reasons below."
         ]
     if part.target.value is None:
-        lowest = _least(rows, "test_loss")
         text = "No test accuracy was measured, so there is no target to race to."
+        lowest = _least(rows, "test_loss")
         if lowest is None:
             return [text]
-        loss = number(lowest["test_loss"])
+        loss = number(lowest["test_loss"]) + _ties(lowest, rows, "test_loss")
         return [text, f"Lowest final test loss: {lowest['configuration']}, {loss}."]
     sure = [row for row in rows if always_reached(row)]
     said = [f"The target is a test accuracy of {_target(part)}."]
@@ -42,20 +43,17 @@ def sentences(part: Part) -> list[str]:
         best = max(rows, key=lambda r: r["accuracy"] if r["accuracy"] else -1.0)
         said.append(
             "No configuration reached it in every run; the most accurate is "
-            f"{best['configuration']} with {_accuracy(best)}."
+            f"{best['configuration']} with {_accuracy(best)}"
+            f"{_ties(best, rows, 'accuracy')}."
         )
         return said
-    soonest = sure[0]
-    said.append(
-        f"Soonest: {soonest['configuration']}, {_seconds(soonest)} of training "
-        f"({soonest['reached']} {_runs(soonest)})."
-    )
-    said += _close(soonest, sure[1:]) + _against_one_worker(soonest, sure)
-    cheapest = _least([r for r in sure if r["bytes_to_target"]], "bytes_to_target")
+    said += _fewest_samples(sure) if part.cost == "samples" else _soonest(sure)
+    sent = [row for row in sure if row["bytes_to_target"]]
+    cheapest = _least(sent, "bytes_to_target")
     if cheapest is not None:
         said.append(
-            f"Fewest bytes: {cheapest['configuration']}, "
-            f"{_bytes(cheapest)} sent per worker."
+            f"Fewest bytes: {cheapest['configuration']}, {_bytes(cheapest)} sent per "
+            f"worker{_ties(cheapest, sent, 'bytes_to_target')}."
         )
     missed = sum(1 for r in rows if r["reached"] and not always_reached(r))
     if missed:
@@ -75,25 +73,28 @@ def tiles(part: Part) -> list[Tile]:
     sent = [row for row in sure if row["bytes_to_target"]]
     goal = f"to {part.target.value:g}" if part.target.value else ""
 
-    def reached(row: Row) -> str:
-        return f"reached by {row['reached']} {_runs(row)}"
-
-    def over(row: Row) -> str:
-        return f"n = {row['n']}"
-
-    def best(title: str, among: list[Row], key: str, form: Form, note: Form):
+    def least(title: str, among: list[Row], key: str, form: Form) -> list[Tile]:
         row = _least(among, key)
-        return [Tile(title, form(row), row["configuration"], note(row))] if row else []
+        if row is None:
+            return []
+        note = f"reached by {row['reached']} {_runs(row)}{_ties(row, among, key)}"
+        return [Tile(f"{title} {goal}", form(row), row["configuration"], note)]
 
-    def highest(title: str, key: str, form: Form):
+    def highest(title: str, key: str, form: Form) -> list[Tile]:
         known = [row for row in rows if row[key] is not None]
         row = max(known, key=lambda row: row[key], default=None)
-        return [Tile(title, form(row), row["configuration"], over(row))] if row else []
+        if row is None:
+            return []
+        note = f"n = {row['n']}{_ties(row, known, key)}"
+        return [Tile(title, form(row), row["configuration"], note)]
 
+    costs = [
+        least("Soonest", sure, "seconds_to_target", _seconds),
+        least("Fewest samples", sure, "samples_to_target", _samples),
+    ]
     return [
-        *best(f"Soonest {goal}", sure, "seconds_to_target", _seconds, reached),
-        *best(f"Fewest samples {goal}", sure, "samples_to_target", _samples, reached),
-        *best(f"Fewest bytes {goal}", sent, "bytes_to_target", _bytes, reached),
+        *itertools.chain(*(costs[::-1] if part.cost == "samples" else costs)),
+        *least("Fewest bytes", sent, "bytes_to_target", _bytes),
         *highest("Most accurate", "accuracy", _accuracy),
         *highest("Highest throughput", "samples_per_second", _throughput),
     ]
@@ -102,6 +103,42 @@ def tiles(part: Part) -> list[Tile]:
 def _least(rows: Sequence[Row], key: str) -> Row | None:
     known = [row for row in rows if row[key] is not None]
     return min(known, key=lambda row: row[key], default=None)
+
+
+def _ties(winner: Row, rows: Sequence[Row], key: str) -> str:
+    """How many others have the winner's value, for the end of a sentence."""
+    values = [row[key] for row in rows if row is not winner and row[key] is not None]
+    # Means of equal values in another order may differ in their last digit.
+    ties = sum(math.isclose(value, winner[key]) for value in values)
+    return f", and {ties} more with the same" if ties else ""
+
+
+def _soonest(sure: Sequence[Row]) -> list[str]:
+    winner = sure[0]
+    return [
+        f"Soonest: {winner['configuration']}, {_seconds(winner)} of training "
+        f"({winner['reached']} {_runs(winner)})"
+        f"{_ties(winner, sure, 'seconds_to_target')}.",
+        *_close(winner, sure[1:]),
+        *_against_one_worker(winner, sure),
+    ]
+
+
+def _fewest_samples(sure: Sequence[Row]) -> list[str]:
+    winner = sure[0]
+    said = [
+        f"Fewest samples: {winner['configuration']}, {_samples(winner)} "
+        f"({winner['reached']} {_runs(winner)})"
+        f"{_ties(winner, sure, 'samples_to_target')}."
+    ]
+    alone = next((row for row in sure if row["workers"] == 1), None)
+    if alone is not None and alone is not winner and winner["samples_to_target"]:
+        ratio = (alone["samples_to_target"] or 0) / winner["samples_to_target"]
+        said.append(
+            f"The fewest with one worker, {alone['configuration']}, are "
+            f"{_samples(alone)}: {ratio:.2g} times as many."
+        )
+    return said
 
 
 def _close(winner: Row, others: Sequence[Row]) -> list[str]:

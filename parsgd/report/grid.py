@@ -21,6 +21,7 @@ SHOWN = (
     "dense_over_sent",
     "global_batch",
     "learning_rate",
+    "placement",
     "status",
 )
 FORMS = {
@@ -39,10 +40,10 @@ FORMS = {
     "dense_over_sent": "number",
 }
 PAGE = 25  # rows
-# Columns that carry the error and n of another, shown with it and never alone.
+# Columns that carry the error of another and its runs, shown with it.
 ERRORS = {
     "accuracy": ("accuracy_sem", "n"),
-    "seconds_to_target": ("seconds_to_target_sem",),
+    "seconds_to_target": ("seconds_to_target_sem", "reached"),
 }
 
 
@@ -53,7 +54,7 @@ def grid(table: pl.DataFrame) -> str:
     """
     shown = _shown(table)
     extra = [name for key in ERRORS if key in shown for name in ERRORS[key]]
-    names = [*shown, *extra]
+    names = [*dict.fromkeys([*shown, *extra])]
     frame = table.select(pl.col(name).alias(heading(name)) for name in names)
     definitions = [{"targets": list(range(len(shown), len(names))), "visible": False}]
     for i, name in enumerate(names):

@@ -123,17 +123,25 @@ const parsgd = (() => {
     return `${digits(3).format(value)} ${units[i]}`;
   }
 
+  // An error as the terminal has it: 0 only where all runs gave the same.
+  function error(sem, k) {
+    if (sem == null) return "";
+    if (sem < 1e-7) return ` ± ${sem.toPrecision(1)}`; // of 0 "0"
+    return ` ± ${sem.toFixed(Math.max(k, -Math.floor(Math.log10(sem))))}`;
+  }
+
   // A cell of the table: the number itself to sort by, words to show and to filter.
   function cell(form, value, type, row, beside) {
     if (type === "sort" || type === "type") return value === null ? Infinity : value;
     if (value === null) return "";
-    const [sem, n] = beside.map((i) => row[i]);
-    const error = (k) => (sem == null ? "" : ` ± ${sem.toFixed(k)}`);
-    if (form === "accuracy") return `${value.toFixed(4)}${error(4)} (n=${n})`;
+    const [sem, runs] = beside.map((i) => row[i]); // runs: n, or "1 of 2"
+    if (form === "accuracy") return `${value.toFixed(4)}${error(sem, 4)} (n=${runs})`;
     if (form === "seconds") { // finer where it is short, as the terminal has it
       const k = value < 1 ? 4 : 2;
-      return value < 100 ? `${value.toFixed(k)}${error(k)}`
-        : `${whole.format(value)}${error(0)}`;
+      const text = value < 100 ? `${value.toFixed(k)}${error(sem, k)}`
+        : `${whole.format(value)}${error(sem, 0)}`;
+      const [some, all] = runs.split(" of ");
+      return some === all ? text : `${text} (${runs})`;
     }
     if (form === "bytes") return bytes(value);
     return form === "count" ? whole.format(value) : digits(3).format(value);

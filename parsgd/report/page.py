@@ -14,23 +14,21 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from parsgd.report.answer import Tile, sentences, tiles
+from parsgd.report.appendix import definitions, environment, not_counted, problems
 from parsgd.report.grid import assets, grid
 from parsgd.report.plots import LINES, about, facets, key_of, plots
+from parsgd.report.remarks import short_runs
 from parsgd.report.study import Part, Study, curves_of, drawn
-from parsgd.report.style import DASHES, symbols, worker_counts
-from parsgd.results import COLUMNS
-from parsgd.results.export import MISSING, size
+from parsgd.report.style import DASHES, symbols, worker_counts, workers_of
+from parsgd.results.export import MISSING, no_spread
+from parsgd.results.varied import lanes_of
 from parsgd.words import counted
 
-NOTES = {
-    "convergence": "Lines are means over the runs of a configuration, at the "
-    "evaluations that all of them have; bands are ± 1 standard error. The accuracy "
-    "axis starts where it is worth reading: double-click a plot to see all of it.",
-    "bytes": "A single worker sends nothing, so it has no line here.",
-    "throughput": "Training only: compilation and evaluation are not counted.",
-    "pareto": "The line joins the runs that no other shown beats in both time and "
-    "accuracy; bars are ± 1 standard error.",
-}
+CONVERGENCE = (
+    "Lines are means over the runs of a configuration, at the evaluations that all of "
+    "them have; bands are ± 1 standard error. The accuracy axis starts where it is "
+    "worth reading: double-click a plot to see all of it."
+)
 
 
 def render(study: Study) -> str:
@@ -54,13 +52,14 @@ def render(study: Study) -> str:
         title=f"Parallel SGD on {escape(tasks)}",
         css=_asset("page.css"),
         subtitle=_subtitle(study),
+        aside=not_counted(study),
         answers="".join(_answer(part, len(study.parts) > 1) for part in study.parts),
-        sorted=_sorted(study.sort),
-        grid=grid(study.table),
+        sorted=_sorted(study),
+        grid=grid(study.table) + _paragraph(no_spread(study.table)),
         plots="".join(_plots(i, part, figures) for i, part in enumerate(study.parts)),
-        problems=_problems(study),
-        definitions=_definitions(study),
-        environment=_environment(study),
+        problems=problems(study),
+        definitions=definitions(study),
+        environment=environment(study),
         itables=assets(),
         plotly=get_plotlyjs(),
         # "</script>" or "<!--" in a label must not end or swallow the script
@@ -169,10 +168,23 @@ def _dashes(study: Study) -> dict[str, str]:
     return {str(n): DASHES[i % len(DASHES)] for i, n in enumerate(counts)}
 
 
-def _sorted(sort: str) -> str:
-    if sort == "accuracy":
-        return "The most accurate first."
-    return f"Fewest {sort} to the target first, then those that missed it."
+def _sorted(study: Study) -> str:
+    """How the rows come, and why by samples where nobody asked for that."""
+    orders = {
+        task: "The most accurate first."
+        if sort == "accuracy"
+        else f"Fewest {sort} to the target first, then those that missed it."
+        for task, sort in study.sorts.items()
+    }
+    short = [part.task for part in study.parts if part.cost == "samples"]
+    several = len(study.parts) > 1
+    remark = short_runs(short, several=several)
+    said = [*dict.fromkeys(orders.values())]
+    if len(said) > 1:
+        said = [f"{task}: {text}" for task, text in orders.items()]
+    if remark:
+        said.append(f"{remark[0].upper()}{remark[1:]}.")
+    return escape(" ".join(said))
 
 
 def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> str:
@@ -181,7 +193,7 @@ def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> st
     if not names:
         return f"{heading}<p>No run was evaluated, so there is nothing to draw.</p>"
     limit = len(curves_of(part.entries)), len(drawn(part.entries, LINES))
-    note = NOTES["convergence"]
+    note = CONVERGENCE
     if limit[1] < limit[0]:
         note += (
             f" {limit[1]} of {limit[0]} configurations have a line: the best of each "
@@ -190,95 +202,32 @@ def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> st
     key = symbols([e.group for e in part.entries], [e.look for e in part.entries])
     cells = "".join(
         f"<figure><figcaption>{escape(figures[name][0])}</figcaption>"
-        f'<div class="plot" id="{name}"></div>{_note(name)}</figure>'
+        f'<div class="plot" id="{name}"></div>{_note(name, part)}</figure>'
         for name in names
     )
     note = f"{escape(key)} {note}".strip()
     return f'{heading}<p class="note">{note}</p><div class="plots">{cells}</div>'
 
 
-def _note(name: str) -> str:
-    note = NOTES.get(name.rpartition("-")[0])
-    return f'<p class="note">{note}</p>' if note else ""
-
-
-def _problems(study: Study) -> str:
-    rows = [
-        (entry.group.label, job.status, job.reason or "no reason given", job.folder)
-        for entry in _entries(study)
-        for job in entry.group.jobs
-        if job.status != "completed"
-    ]
-    repeats = sum(entry.group.repeats for entry in _entries(study))
-    set_aside = (
-        f"<p>{counted(repeats, 'job')} with the configuration and seed of another set "
-        "aside: a completed one counts before others, then the latest.</p>"
-        if repeats
-        else ""
-    )
-    if not rows:
-        return f"<p>Every job completed.</p>{set_aside}"
-    heads = ("Configuration", "Status", "Reason", "Folder")
-    return _html_table(heads, rows) + set_aside
-
-
-def _definitions(study: Study) -> str:
-    varied = [name for name in study.table.columns if name not in COLUMNS]
-    terms = [
-        (
-            column.title + (f" ({column.unit})" if column.unit else ""),
-            name,
-            column.meaning,
+def _note(name: str, part: Part) -> str:
+    kind, said = name.rpartition("-")[0], []
+    if kind == "bytes":
+        if any(workers_of(entry.group) == 1 for entry in curves_of(part.entries)):
+            said.append("A single worker sends nothing, so it has no line here.")
+    elif kind == "throughput":
+        said.append("Training only: compilation and evaluation are not counted.")
+        if any(lanes_of(job) > 1 for e in part.entries for job in e.group.jobs):
+            said.append(
+                "Workers that share a device are simulated: this is not the "
+                "throughput of as many devices."
+            )
+    elif kind == "pareto":
+        said.append(
+            "The line joins the runs that no other shown beats in both time and "
+            "accuracy; bars are ± 1 standard error."
         )
-        for name, column in COLUMNS.items()
-    ]
-    terms += [(name, name, "varies across the jobs; as configured") for name in varied]
-    return "".join(
-        f"<dt>{escape(title)} <code>{escape(name)}</code></dt>"
-        f"<dd>{escape(meaning)}</dd>"
-        for title, name, meaning in terms
-    )
+    return _paragraph(" ".join(said))
 
 
-def _environment(study: Study) -> str:
-    # A job that was refused never came to ask for devices.
-    ran = [job for job in study.jobs if job.machine and job.machine.get("devices")]
-    machines = Counter(_machine(job.machine) for job in ran)
-    packages = Counter(_versions(job.versions) for job in study.jobs if job.versions)
-    warning = (
-        "<p><strong>The jobs ran on different machines: times of one do not compare "
-        "with those of another.</strong></p>"
-        if len(machines) > 1
-        else ""
-    )
-    rows = [("Machine", text, n) for text, n in machines.most_common()]
-    rows += [("Versions", text, n) for text, n in packages.most_common()]
-    if not rows:
-        return "<p>No job recorded its machine.</p>"
-    return warning + _html_table(("", "", "Jobs"), rows)
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    kinds = Counter(str(d) for d in machine.get("devices") or ())
-    devices = ", ".join(kinds) or "not recorded"
-    memory = size(machine.get("memory_bytes"))
-    return (
-        f"{machine.get('cpu')}, {machine.get('cores')} cores, {memory} memory, "
-        f"{machine.get('platform')}; devices: {devices}"
-    )
-
-
-def _versions(versions: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {v}" for name, v in versions.items() if v)
-
-
-def _html_table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+def _paragraph(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>' if text else ""

@@ -7,9 +7,10 @@ import polars as pl
 
 from parsgd.report.style import Look, looks, short, workers_of
 from parsgd.results import Group, Job, Target, group, targets
-from parsgd.results.groups import SIZES, mean_sem
-from parsgd.results.ranking import check_sort, rank
+from parsgd.results.groups import mean_sem
+from parsgd.results.ranking import rank, sorts_of
 from parsgd.results.table import table_of_groups
+from parsgd.results.varied import SIZES
 
 POINTS = 120  # of a curve; more cannot be told apart at the size of a plot
 
@@ -58,7 +59,8 @@ class Part(NamedTuple):
     task: str
     target: Target
     measure: str  # a key of MEASURES
-    entries: list[Entry]  # soonest at the target first
+    cost: str  # that the answer goes by: seconds, or samples where runs are too short
+    entries: list[Entry]  # the least cost to the target first
 
 
 class Study(NamedTuple):
@@ -66,35 +68,36 @@ class Study(NamedTuple):
 
     jobs: list[Job]
     table: pl.DataFrame
-    sort: str  # what the table is sorted by
+    sorts: dict[str, str]  # what the table is sorted by, of each task
     parts: list[Part]
 
 
 def study(
-    jobs: Iterable[Job], target: float | None = None, sort: str = "seconds"
+    jobs: Iterable[Job], target: float | None = None, sort: str | None = None
 ) -> Study:
-    """Group, tabulate and summarise the jobs; ``sort`` is of the table alone."""
-    check_sort(sort)
+    """Group, tabulate and summarise the jobs.
+
+    Args:
+        jobs: As `parsgd.results.load` returns them.
+        target: As for `parsgd.results.targets`.
+        sort: Of the table, as for `parsgd.results.table`. What is drawn and told goes
+            by seconds, or by samples where those are the table's default.
+    """
     jobs = list(jobs)
     groups = group(jobs)
     goals = targets(groups, target)
-    rows = table_of_groups(groups, goals, sort=None)
-    made = [
-        (g, row, look)
-        for g, row, look in zip(
-            groups, rows.iter_rows(named=True), looks(groups), strict=True
-        )
-    ]
-    # What is drawn and told goes by time, whatever the table is sorted by.
-    made.sort(key=lambda item: rank(item[1]))
+    sorts = sorts_of(groups, sort)
+    rows = table_of_groups(groups, goals, sorts=None).iter_rows(named=True)
+    made = list(zip(groups, rows, looks(groups), strict=True))
     parts = []
-    for task, goal in goals.items():
+    for task, goal in sorted(goals.items()):
+        cost = sorts[task] if sort is None else "seconds"
         own = [item for item in made if item[0].task == task]
+        own.sort(key=lambda item: rank(item[1], cost))
         measure = _measure([g for g, _, _ in own])
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
-        parts.append(Part(task, goal, measure, entries))
-    table = table_of_groups(groups, goals, sort)
-    return Study(jobs, table, sort, sorted(parts, key=lambda part: part.task))
+        parts.append(Part(task, goal, measure, cost, entries))
+    return Study(jobs, table_of_groups(groups, goals, sorts), sorts, parts)
 
 
 def curve(group: Group, measure: str) -> Curve | None:
@@ -152,7 +155,7 @@ def narrow(entries: Sequence[Entry], key: str) -> bool:
 
 
 def drawn(entries: Sequence[Entry], limit: int) -> list[Entry]:
-    """At most ``limit`` entries with a curve, soonest at the target first.
+    """At most ``limit`` entries with a curve, the least cost to the target first.
 
     Completed runs hide the others. The best of each strategy and worker count comes
     first, then the next best overall.
@@ -212,8 +215,13 @@ def accuracy_range(
 
 
 def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Entries with a throughput, as lines over the worker count, by name."""
+    """Entries with a throughput, as lines over the worker count, by name.
+
+    None where all have the same worker count.
+    """
     timed = [e for e in entries if e.row["samples_per_second"] is not None]
+    if len({workers_of(e.group) for e in timed}) < 2:
+        return {}
     for keys in ((), ("local_steps",), ("local_steps", "global_batch")):
         lines: dict[tuple[str, ...], list[Entry]] = {}
         for entry in timed:

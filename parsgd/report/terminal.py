@@ -1,6 +1,6 @@
 """The end of a sweep on a terminal: the columns that matter and fit, and the target."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import polars as pl
 from rich import box
@@ -9,10 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from parsgd import results
+from parsgd.report.remarks import short_runs
 from parsgd.results import COLUMNS, Job
-from parsgd.results.export import MISSING, plus_minus, texts
-from parsgd.results.groups import SAID
-from parsgd.results.ranking import SORTS, describe_sort
+from parsgd.results.export import MISSING, no_spread, plus_minus, texts
+from parsgd.results.ranking import SORTS, describe_sort, sorts_of
+from parsgd.results.table import table_of_groups
+from parsgd.results.varied import SAID
 
 HEADINGS = {
     "accuracy": "Accuracy\n± se (n)",
@@ -26,14 +28,16 @@ HEADINGS = {
 }
 # Given up one after the other on a narrow terminal.
 SPARE = ("samples_per_second", "samples_to_target", "reached", "bytes_to_target")
-PIPED = 120  # columns, where there is no terminal; more if the table needs them
+# Characters where there is no terminal; more if the table needs them, but not for the
+# placement.
+PIPED = 120
 
 
 def show(
     jobs: Sequence[Job],
     target: float | None = None,
     console: Console | None = None,
-    sort: str = "seconds",
+    sort: str | None = None,
 ) -> None:
     """Print the table of these jobs, how it is sorted and what their target is.
 
@@ -43,21 +47,23 @@ def show(
         console: Where to. Without a terminal nothing is left out.
         sort: As for `parsgd.results.table`.
     """
-    table, console = results.table(jobs, target, sort), console or Console()
-    names = [*naming(table), *_measured(table, sort)]
-    drawn = _drawn(table, names)
-    if not console.is_terminal:
-        console.width = max(PIPED, _width(console, drawn))
-    for spare in SPARE:
-        dear = spare == SORTS[sort]
-        if _width(console, drawn) > console.width and spare in names and not dear:
-            names.remove(spare)
-            drawn = _drawn(table, names)
-    console.print(drawn)
-    goals = results.targets(results.group(jobs), target)
+    groups, console = results.group(jobs), console or Console()
+    goals, sorts = results.targets(groups, target), sorts_of(groups, sort)
+    table = table_of_groups(groups, goals, sorts)
+    console.print(_fitted(table, {SORTS[by] for by in sorts.values()}, console))
+    if note := no_spread(table):
+        print(note, file=console.file)
     if table.height > 1 and any(goal.value is not None for goal in goals.values()):
-        print(describe_sort(sort), file=console.file)
-    elif sort != "seconds":  # it was asked for
+        orders: dict[str, list[str]] = {}
+        for task, by in sorts.items():
+            orders.setdefault(by, []).append(task)
+        for by, tasks in orders.items():
+            of = f" (of {', '.join(tasks)})" if len(orders) > 1 else ""
+            print(describe_sort(by) + of, file=console.file)
+        short = orders.get("samples", ()) if sort is None else ()
+        if text := short_runs(short, several=len(sorts) > 1):
+            print(text, file=console.file)
+    elif sort is not None:
         why = "one configuration" if table.height < 2 else "no accuracy to sort by"
         print(f"sort={sort} changes nothing: there is {why}", file=console.file)
     for task, goal in goals.items():
@@ -66,6 +72,27 @@ def show(
         print(f"target{of}: {value} ({goal.origin})", file=console.file)
         if goal.caution:
             print(goal.caution, file=console.file)
+
+
+def _fitted(table: pl.DataFrame, dear: Collection[str], console: Console) -> Table:
+    """The table with as many columns as fit, those that rows are sorted by in any case.
+
+    Without a terminal it is the console that is made as wide as the table.
+    """
+    names = [*naming(table), *_measured(table, dear)]
+    drawn = _drawn(table, names)
+    if not console.is_terminal:
+        console.width = max(PIPED, _width(console, drawn))
+    for spare in SPARE:
+        if _width(console, drawn) <= console.width:
+            break
+        if spare in names and spare not in dear:
+            names.remove(spare)
+            drawn = _drawn(table, names)
+    if table["placement"].is_null().all():
+        return drawn
+    wider = _drawn(table, [*names, "placement"])
+    return wider if _width(console, wider) <= min(PIPED, console.width) else drawn
 
 
 def naming(table: pl.DataFrame) -> list[str]:
@@ -80,10 +107,10 @@ def naming(table: pl.DataFrame) -> list[str]:
     return names
 
 
-def _measured(table: pl.DataFrame, sort: str) -> list[str]:
+def _measured(table: pl.DataFrame, dear: Collection[str]) -> list[str]:
     known = [name for name in HEADINGS if table[name].is_not_null().any()]
     # Rounds for those who ask; the loss is for where there is no accuracy.
-    needless = {"rounds_to_target"} - {SORTS[sort]}
+    needless = {"rounds_to_target"} - {*dear}
     if "accuracy" in known:
         needless.add("test_loss")
     return [name for name in known if name not in needless]

@@ -1,6 +1,7 @@
 """Write the table: all of it as CSV and Parquet, the readable part as Markdown."""
 
 import io
+import math
 from pathlib import Path
 
 import polars as pl
@@ -22,7 +23,8 @@ _HIDDEN = {
     "configuration",
     "folders",
 }
-_OPTIONAL = {"task", "reason", "test_loss"}
+_OPTIONAL = {"task", "reason", "test_loss", "placement"}
+_ERRORS = ("accuracy_sem", "seconds_to_target_sem")
 
 
 def write_csv(table: pl.DataFrame, path: str | Path) -> None:
@@ -38,8 +40,9 @@ def write_parquet(table: pl.DataFrame, path: str | Path) -> None:
 
 
 def write_markdown(table: pl.DataFrame, path: str | Path) -> None:
-    """Write the readable columns as a Markdown table."""
-    write_atomic(path, markdown(table))
+    """Write the readable columns as a Markdown table, and what a ± 0 in it means."""
+    note = no_spread(table)
+    write_atomic(path, markdown(table) + (f"\n{note}\n" if note else ""))
 
 
 def markdown(table: pl.DataFrame) -> str:
@@ -72,6 +75,13 @@ def readable(table: pl.DataFrame) -> pl.DataFrame:
 def texts(table: pl.DataFrame, name: str) -> list[str]:
     """A column as a person reads it, with the errors and n that belong to it."""
     return [_text(row, name) for row in table.iter_rows(named=True)]
+
+
+def no_spread(table: pl.DataFrame) -> str:
+    """What a standard error of 0 means, where the table has one."""
+    if not any((table[name] == 0).any() for name in _ERRORS):
+        return ""
+    return "± 0: all runs of the row gave the same value, which is no certainty"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -109,15 +119,26 @@ def size(value: float | None) -> str:
 def plus_minus(mean: float | None, sem: float | None, digits: int = 4) -> str:
     """A mean with its standard error, where there is one.
 
+    The error has more digits than the mean where it would read as 0 without; it is 0
+    only where all values are the same.
+
     Example:
         >>> plus_minus(0.97, 0.001), plus_minus(0.97, None), plus_minus(None, None)
         ('0.9700 ± 0.0010', '0.9700', '-')
+        >>> plus_minus(0.006, 0.00004), plus_minus(0.97, 0.0)
+        ('0.0060 ± 0.00004', '0.9700 ± 0')
     """
     if mean is None:
         return MISSING
-    return decimals(mean, digits) + (
-        f" ± {decimals(sem, digits)}" if sem is not None else ""
-    )
+    return decimals(mean, digits) + ("" if sem is None else f" ± {_error(sem, digits)}")
+
+
+def _error(sem: float, digits: int) -> str:
+    if sem == 0:
+        return "0"
+    if sem < 1e-7:  # as digits a row of zeros
+        return f"{sem:.1g}"
+    return decimals(sem, max(digits, -math.floor(math.log10(sem))))
 
 
 def seconds(mean: float, sem: float | None) -> str:
@@ -155,7 +176,10 @@ def _text(row: dict, name: str) -> str:
     if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
     if name == "seconds_to_target":
-        return seconds(value, row["seconds_to_target_sem"])
+        text = seconds(value, row["seconds_to_target_sem"])
+        k, _, m = row["reached"].partition(" of ")
+        # Of a part of the runs, which is no time of the configuration.
+        return text if k == m else f"{text} ({row['reached']})"
     if name in COLUMNS and COLUMNS[name].unit == "B":
         return size(value)
     if isinstance(value, bool):

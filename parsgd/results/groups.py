@@ -6,18 +6,12 @@ across the sweep, as in ``local_sgd, workers=4, scaling=linear``.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from parsgd.flat import UNSTORED, leaves, under
+from parsgd.flat import leaves
 from parsgd.results.reading import Job
-
-# Settings with a column of their own, and how a label spells them.
-SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
-_OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
-RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
-PROCESSES = "processes"  # of runs of several: their seconds are of another kind
-SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
+from parsgd.results.varied import SIZES, choice_of, settings, value_of, varying
 
 
 class Group(NamedTuple):
@@ -28,7 +22,7 @@ class Group(NamedTuple):
     traits: tuple[str, ...]  # what tells it apart besides strategy and workers
     varied: dict[str, Any]  # what varies across the sweep and has no column of its own
     jobs: tuple[Job, ...]
-    repeats: int  # jobs set aside because a later one repeats their seed
+    aside: tuple[tuple[Job, Job], ...]  # each with the one that counts for its seed
     label: str
 
     def setting(self, key: str) -> Any:
@@ -47,14 +41,14 @@ def group(jobs: Iterable[Job]) -> list[Group]:
     """Group jobs by configuration, in the order in which the jobs come.
 
     Where the same configuration and seed occur more than once, a completed job wins
-    over others, then the one that started last; the number set aside is kept.
+    over others, then the one that started last; those set aside are kept beside it.
     """
     members: dict[str, list[Job]] = {}
     for job in jobs:
         members.setdefault(_identity(job), []).append(job)
     by_task: dict[str, list[list[Job]]] = {}
     for same in members.values():
-        by_task.setdefault(_choice(same[0], "task"), []).append(same)
+        by_task.setdefault(choice_of(same[0], "task"), []).append(same)
     return [
         made for task, sets in by_task.items() for made in _groups_of_task(task, sets)
     ]
@@ -75,31 +69,27 @@ def mean_sem(values: Sequence[float]) -> tuple[float | None, float | None]:
     mean = math.fsum(values) / n
     if n == 1:
         return mean, None
+    if min(values) == max(values):  # no error by rounding where there is none
+        return float(values[0]), 0.0
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     return mean, math.sqrt(variance / n)
 
 
-def overrides(job: Job) -> dict[str, str]:
-    """The job's overrides as a dict: ``+scaling=linear`` gives scaling: linear."""
-    pairs = (text.lstrip("+~").partition("=") for text in job.overrides)
-    return {key: value for key, _, value in pairs}
-
-
 def _groups_of_task(task: str, sets: list[list[Job]]) -> list[Group]:
     kept = [_one_per_seed(same) for same in sets]
-    heads = [jobs[0] for jobs in kept]
-    keys = _varying(heads)
+    heads = [jobs[0] for jobs, _ in kept]
+    keys = varying(heads)
     made = [
         Group(
             task=task,
-            strategy=_choice(jobs[0], "strategy"),
+            strategy=choice_of(jobs[0], "strategy"),
             traits=(),
-            varied={key: _value(jobs[0], key) for key in keys},
+            varied={key: value_of(jobs[0], key) for key in keys},
             jobs=jobs,
-            repeats=len(same) - len(jobs),
+            aside=aside,
             label="",
         )
-        for same, jobs in zip(sets, kept, strict=True)
+        for jobs, aside in kept
     ]
     return _labelled(made)
 
@@ -148,151 +138,23 @@ def _namers(varied: Iterable[str]) -> list[tuple[str, Callable[[Group], Any]]]:
 
 
 def _identity(job: Job) -> str:
-    config = {key: value for key, value in _own(job).items() if key != "seed"}
+    config = {key: value for key, value in settings(job).items() if key != "seed"}
     # A config may name its own output folder, which differs for every seed.
     own = str(job.folder.resolve())
     shared = {k: v for k, v in leaves(config).items() if own not in str(v)}
     return json.dumps(shared, sort_keys=True, default=str)
 
 
-def _own(job: Job) -> dict[str, Any]:
-    """A job's config without what only repeats another part of it.
-
-    A resolved config says the seed again wherever a call takes it, and what
-    ``compressor`` and ``feedback`` are again inside the strategy that uses them.
-    """
-    config = {key: x for key, x in job.config.items() if key not in UNSTORED}
-    config |= {key: x for key in SAID if (x := _said(job, key)) is not None}
-    said = {"seed": config.get("seed"), "compressor": config.get("compressor")}
-    if isinstance(config.get("feedback"), Mapping):
-        said["reducer"] = config["feedback"]
-    return {key: _unrepeated(value, said) for key, value in config.items()}
-
-
-def _unrepeated(node: Any, said: Mapping[str, Any]) -> Any:
-    """The node without keys of these names that have these values, at any depth.
-
-    A list of calls, as of a chain, becomes a dict by number, so that each of their
-    arguments has a key: ``feedback._args_.0.decay``.
-    """
-    if isinstance(node, list):
-        parts = [_unrepeated(x, said) for x in node]
-        nested = any(isinstance(x, Mapping) for x in parts)
-        return {str(i): x for i, x in enumerate(parts)} if nested else parts
-    if isinstance(node, Mapping):
-        kept = {k: v for k, v in node.items() if k not in said or v != said[k]}
-        return {k: _unrepeated(v, said) for k, v in kept.items()}
-    return node
-
-
-def _one_per_seed(jobs: list[Job]) -> tuple[Job, ...]:
+def _one_per_seed(
+    jobs: list[Job],
+) -> tuple[tuple[Job, ...], tuple[tuple[Job, Job], ...]]:
+    """The jobs that count, and each of the others with the one that counts for it."""
     latest: dict[str, Job] = {}
     order = sorted(jobs, key=lambda j: (j.status == "completed", j.started or ""))
     for job in order:
         latest[str(job.config.get("seed"))] = job
-    return tuple(job for job in jobs if latest[str(job.config.get("seed"))] is job)
-
-
-def _choice(job: Job, name: str) -> str:
-    """The name of a config group's choice, in the user's words where there are any."""
-    chosen = overrides(job).get(name)
-    if chosen:
-        return chosen
-    config = job.config.get(name)
-    if isinstance(config, Mapping):
-        named = (config.get(key) for key in ("_target_", "kind", "name"))
-        target = next(filter(None, named), "unknown")
-        return str(target).rpartition(".")[2]
-    return str(config) if config is not None else "unknown"
-
-
-def _varying(jobs: list[Job]) -> list[str]:
-    """Keys that differ between configurations and have no column of their own."""
-    asked = [overrides(job) for job in jobs]
-    keys = [
-        key
-        for key in dict.fromkeys(key for one in asked for key in one)
-        if key not in _OWN
-        and not key.startswith("hydra")
-        and not under(key, UNSTORED)
-        and len({one.get(key) for one in asked}) > 1
-    ]
-    keys += [key for key in SAID if any(_said(job, key) is not None for job in jobs)]
-    columns = {tuple(str(_value(job, key)) for job in jobs) for key in keys}
-    configs = [leaves(_own(job)) for job in jobs]
-    strategies = [_choice(job, "strategy") for job in jobs]
-    called: dict[str, tuple[str, ...]] = {}  # groups that are told by what they call
-    for key in dict.fromkeys(key for config in configs for key in config):
-        others = [other for other in keys if other not in called]
-        if key in _OWN or key == "strategy._target_" or under(key, others):
-            continue
-        column = tuple(str(config.get(key)) for config in configs)
-        group, _, argument = key.partition(".")
-        if group in called and _follows(column, called[group]):
-            continue
-        if column in columns or not _differs(key, configs, strategies):
-            continue
-        if argument == "_target_" and group not in _OWN:
-            # In the words of an override, as scaling=linear is.
-            key, called[group] = group, column
-        keys.append(key)
-        columns.add(column)
-    return keys
-
-
-def _follows(column: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether the one value of each row is known from the other."""
-    return len({*zip(column, other, strict=True)}) == len({*other})
-
-
-def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
-    if not key.startswith("strategy."):
-        return len({str(config.get(key)) for config in configs}) > 1
-    # Each strategy has arguments of its own: only a change within one is a choice.
-    within: dict[str, set[str]] = {}
-    for config, strategy in zip(configs, strategies, strict=True):
-        within.setdefault(strategy, set()).add(str(config.get(key)))
-    return any(len(values) > 1 for values in within.values())
-
-
-def _resumed(job: Job) -> str | None:
-    """Of a run that went on with other numbers of workers: all of them, in order."""
-    before = job.summary.get("earlier_workers")
-    if not before:
-        return None
-    counts = [*(count for count, _ in before), job.summary.get("workers")]
-    return f"{' -> '.join(map(str, counts))} workers"
-
-
-def _said(job: Job, key: str) -> Any:
-    """What no config says: of another number of workers before, and of processes."""
-    if key == RESUMED:
-        return _resumed(job)
-    placement = job.summary.get("placement")
-    count = placement.get("processes") if isinstance(placement, Mapping) else None
-    return count if count != 1 else None
-
-
-def _value(job: Job, key: str) -> Any:
-    if key in SAID:
-        return _said(job, key)
-    asked = overrides(job).get(key)
-    if asked is None:
-        value = job.config
-        for part in key.split("."):
-            if isinstance(value, list):
-                value = {str(i): x for i, x in enumerate(value)}
-            value = value.get(part) if isinstance(value, Mapping) else None
-        # An override group such as ``scaling`` resolves to the call that it names.
-        if isinstance(value, Mapping):
-            return _choice(job, key)
-        if key == "schedule" and value is None:
-            return "constant"  # the choice that is null
-        return json.dumps(value) if isinstance(value, list) else value
-    try:
-        return int(asked)
-    except ValueError:
-        try:
-            return float(asked)
-        except ValueError:
-            return asked
+    pairs = [(job, latest[str(job.config.get("seed"))]) for job in jobs]
+    return (
+        tuple(job for job, counted in pairs if job is counted),
+        tuple((job, counted) for job, counted in pairs if job is not counted),
+    )

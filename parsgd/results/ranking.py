@@ -1,8 +1,12 @@
 """In which order the rows of the table come."""
 
+import math
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from parsgd.errors import UserError
+from parsgd.results.groups import Group
 
 SORTS = {
     "seconds": "seconds_to_target",
@@ -11,18 +15,34 @@ SORTS = {
     "bytes": "bytes_to_target",
     "accuracy": "accuracy",
 }
+SHORT = 1.0  # s of training; shorter runs tell the clock and the start, not the method
 
 
-def check_sort(sort: str) -> None:
-    """Refuse what rows cannot be sorted by.
+def sorts_of(groups: Sequence[Group], sort: str | None = None) -> dict[str, str]:
+    """What the rows of each task are sorted by.
+
+    Args:
+        groups: Configurations, of one task or several.
+        sort: As asked for. Without it, the seconds to the target, or the samples where
+            half of the task's completed runs trained for less than a second.
 
     Raises:
         UserError: ``sort`` is none of `SORTS`.
     """
-    if sort not in SORTS:
+    if sort is not None and sort not in SORTS:
         raise UserError(
             f"sort={sort}: rows are sorted by {', '.join(SORTS)}: choose one of these"
         )
+    trained: dict[str, list[float]] = {}
+    for group in groups:
+        known = trained.setdefault(group.task, [])
+        for job in group.with_status("completed"):
+            if job.summary.get("train_seconds") is not None:
+                known.append(job.summary["train_seconds"])
+    return {
+        task: sort or ("samples" if known and median(known) < SHORT else "seconds")
+        for task, known in trained.items()
+    }
 
 
 def always_reached(row: dict[str, Any]) -> bool:
@@ -31,7 +51,7 @@ def always_reached(row: dict[str, Any]) -> bool:
     return row["n"] > 0 and k == m and row["seconds_to_target"] is not None
 
 
-def rank(row: dict[str, Any], sort: str = "seconds") -> tuple:
+def rank(row: dict[str, Any], sort: str) -> tuple:
     """What rows are sorted by; the least comes first.
 
     Args:
@@ -44,6 +64,7 @@ def rank(row: dict[str, Any], sort: str = "seconds") -> tuple:
         return row["task"], -accuracy, row["configuration"]
     sure = always_reached(row)
     cost = row[SORTS[sort]] if sure else 0.0
+    cost = math.inf if cost is None else cost  # in files of others
     return row["task"], not sure, cost, -accuracy, row["configuration"]
 
 

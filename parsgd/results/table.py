@@ -1,15 +1,17 @@
 """One row per configuration: what it reached, what that cost, how it ended."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from parsgd.results.groups import Group, group, mean_sem
-from parsgd.results.ranking import check_sort, rank
+from parsgd.results.ranking import rank, sorts_of
 from parsgd.results.reading import Job
 from parsgd.results.target import Target, reached, targets
+from parsgd.results.varied import placement_of
+from parsgd.words import counted
 
 
 class Column(NamedTuple):
@@ -77,6 +79,13 @@ COLUMNS = {
         "bytes of an all-reduce of the gradients every step, over the bytes sent, in "
         "a round of the longest phase",
     ),
+    "placement": Column(
+        "Placement",
+        "",
+        _S,
+        "devices, and workers on each of them at once (lanes): those that share a "
+        "device are simulated; empty where not recorded",
+    ),
     "status": Column("Status", "", _S, "how the runs ended"),
     "reason": Column("Reason", "", _S, "why a run did not complete"),
     "configuration": Column("Configuration", "", _S, "strategy and what varies"),
@@ -85,41 +94,44 @@ COLUMNS = {
 
 
 def table(
-    jobs: Iterable[Job], target: float | None = None, sort: str = "seconds"
+    jobs: Iterable[Job], target: float | None = None, sort: str | None = None
 ) -> pl.DataFrame:
     """One row per configuration; jobs that differ only in ``seed`` are its runs.
 
     The columns are those of `COLUMNS`, with what varies across the sweep after
-    ``task``. Rows come by task; those that always reach the target first, soonest
-    first (or by another cost, see ``sort``); then by accuracy.
+    ``task``. Rows come by task; those that always reach the target first, by what
+    that cost (see ``sort``); then by accuracy.
 
     Args:
         jobs: As `load` returns them.
         target: Test accuracy to race to; see `targets` for the default.
         sort: The cost to the target that rows are sorted by: ``"seconds"``,
             ``"samples"``, ``"rounds"`` or ``"bytes"``; or by ``"accuracy"`` alone.
+            By default seconds, or samples where runs are shorter than a second, which
+            says little about time.
 
     Raises:
         UserError: The target is not in (0, 1], or ``sort`` is unknown.
     """
-    check_sort(sort)
     groups = group(jobs)
-    return table_of_groups(groups, targets(groups, target), sort)
+    return table_of_groups(groups, targets(groups, target), sorts_of(groups, sort))
 
 
 def table_of_groups(
-    groups: Sequence[Group], goals: dict[str, Target], sort: str | None = "seconds"
+    groups: Sequence[Group],
+    goals: Mapping[str, Target],
+    sorts: Mapping[str, str] | None,
 ) -> pl.DataFrame:
-    """`table`, for jobs that are grouped already; ``sort=None`` keeps their order."""
+    """`table`, for jobs that are grouped already; ``sorts=None`` keeps their order."""
     varied = list(dict.fromkeys(key for g in groups for key in g.varied))
     # A varied key may spell like a column: the column keeps its name.
     names = {key: key if key not in COLUMNS else f"{key} (varied)" for key in varied}
-    rows = [
+    rows: list[dict[str, Any]] = [
         _row(g, goals[g.task].value) | {names[key]: g.varied.get(key) for key in varied}
         for g in groups
     ]
-    if sort is not None:
-        rows.sort(key=lambda row: rank(row, sort))
+    if sorts is not None:
+        rows.sort(key=lambda row: rank(row, sorts[row["task"]]))
     head, tail = list(COLUMNS)[:2], list(COLUMNS)[2:]
     series = [pl.Series(k, [r[k] for r in rows], COLUMNS[k].dtype) for k in head]
     series += [_series(name, [r[name] for r in rows]) for name in names.values()]
@@ -157,6 +169,7 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
         "samples_per_second": mean_sem(_known(summaries, "samples_per_second"))[0],
         "bytes_per_round": sent,
         "dense_over_sent": dense / sent if dense is not None and sent else None,
+        "placement": _placement(g.jobs),
         "status": _status(g.jobs),
         "reason": "; ".join(dict.fromkeys(j.reason for j in g.jobs if j.reason))
         or None,
@@ -172,6 +185,17 @@ def _learning_rate(g: Group) -> float | None:
         *((j.final or {}).get("learning_rate") for j in g.jobs),
     ]
     return next((float(r) for r in rates if isinstance(r, int | float)), None)
+
+
+def _placement(jobs: Sequence[Job]) -> str | None:
+    places = [placement_of(job) for job in jobs]
+    sizes = [(place.get("devices"), place.get("lanes")) for place in places]
+    said = [
+        f"{counted(devices, 'device')} x {counted(lanes, 'lane')}"
+        for devices, lanes in sizes
+        if isinstance(devices, int) and isinstance(lanes, int)
+    ]
+    return "; ".join(dict.fromkeys(said)) or None
 
 
 def _known(records: Iterable[dict[str, Any]], key: str) -> list[float]:

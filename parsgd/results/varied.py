@@ -1,0 +1,168 @@
+"""What tells configurations apart, in the user's own words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parsgd.flat import UNSTORED, leaves, under
+from parsgd.results.reading import Job
+
+# Settings with a column of their own, and how a label spells them.
+SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
+_OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
+RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
+PROCESSES = "processes"  # of runs of several: their seconds are of another kind
+SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
+
+
+def overrides(job: Job) -> dict[str, str]:
+    """The job's overrides as a dict: ``+scaling=linear`` gives scaling: linear."""
+    pairs = (text.lstrip("+~").partition("=") for text in job.overrides)
+    return {key: value for key, _, value in pairs}
+
+
+def choice_of(job: Job, name: str) -> str:
+    """The name of a config group's choice, in the user's words where there are any."""
+    chosen = overrides(job).get(name)
+    if chosen:
+        return chosen
+    config = job.config.get(name)
+    if isinstance(config, Mapping):
+        named = (config.get(key) for key in ("_target_", "kind", "name"))
+        target = next(filter(None, named), "unknown")
+        return str(target).rpartition(".")[2]
+    return str(config) if config is not None else "unknown"
+
+
+def varying(jobs: list[Job]) -> list[str]:
+    """Keys that differ between configurations and have no column of their own."""
+    asked = [overrides(job) for job in jobs]
+    keys = [
+        key
+        for key in dict.fromkeys(key for one in asked for key in one)
+        if key not in _OWN
+        and not key.startswith("hydra")
+        and not under(key, UNSTORED)
+        and len({one.get(key) for one in asked}) > 1
+    ]
+    keys += [key for key in SAID if any(_said(job, key) is not None for job in jobs)]
+    columns = {tuple(str(value_of(job, key)) for job in jobs) for key in keys}
+    configs = [leaves(settings(job)) for job in jobs]
+    strategies = [choice_of(job, "strategy") for job in jobs]
+    called: dict[str, tuple[str, ...]] = {}  # groups that are told by what they call
+    for key in dict.fromkeys(key for config in configs for key in config):
+        others = [other for other in keys if other not in called]
+        if key in _OWN or key == "strategy._target_" or under(key, others):
+            continue
+        column = tuple(str(config.get(key)) for config in configs)
+        group, _, argument = key.partition(".")
+        if group in called and _follows(column, called[group]):
+            continue
+        if column in columns or not _differs(key, configs, strategies):
+            continue
+        if argument == "_target_" and group not in _OWN:
+            # In the words of an override, as scaling=linear is.
+            key, called[group] = group, column
+        keys.append(key)
+        columns.add(column)
+    return keys
+
+
+def value_of(job: Job, key: str) -> Any:
+    """What a job has for a key of `varying`, as it was asked for or as configured."""
+    if key in SAID:
+        return _said(job, key)
+    asked = overrides(job).get(key)
+    if asked is None:
+        value = job.config
+        for part in key.split("."):
+            if isinstance(value, list):
+                value = {str(i): x for i, x in enumerate(value)}
+            value = value.get(part) if isinstance(value, Mapping) else None
+        # An override group such as ``scaling`` resolves to the call that it names.
+        if isinstance(value, Mapping):
+            return choice_of(job, key)
+        if key == "schedule" and value is None:
+            return "constant"  # the choice that is null
+        return json.dumps(value) if isinstance(value, list) else value
+    try:
+        return int(asked)
+    except ValueError:
+        try:
+            return float(asked)
+        except ValueError:
+            return asked
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """A job's config without what only repeats another part of it.
+
+    A resolved config says the seed again wherever a call takes it, and what
+    ``compressor`` and ``feedback`` are again inside the strategy that uses them.
+    """
+    config = {key: x for key, x in job.config.items() if key not in UNSTORED}
+    config |= {key: x for key in SAID if (x := _said(job, key)) is not None}
+    said = {"seed": config.get("seed"), "compressor": config.get("compressor")}
+    if isinstance(config.get("feedback"), Mapping):
+        said["reducer"] = config["feedback"]
+    return {key: _unrepeated(value, said) for key, value in config.items()}
+
+
+def placement_of(job: Job) -> Mapping[str, Any]:
+    """How the job's workers were placed, or nothing where that is not recorded."""
+    placement = job.summary.get("placement")
+    return placement if isinstance(placement, Mapping) else {}
+
+
+def lanes_of(job: Job) -> int:
+    """How many workers shared a device at once; 0 where that is not recorded."""
+    lanes = placement_of(job).get("lanes")
+    return lanes if isinstance(lanes, int) else 0
+
+
+def _unrepeated(node: Any, said: Mapping[str, Any]) -> Any:
+    """The node without keys of these names that have these values, at any depth.
+
+    A list of calls, as of a chain, becomes a dict by number, so that each of their
+    arguments has a key: ``feedback._args_.0.decay``.
+    """
+    if isinstance(node, list):
+        parts = [_unrepeated(x, said) for x in node]
+        nested = any(isinstance(x, Mapping) for x in parts)
+        return {str(i): x for i, x in enumerate(parts)} if nested else parts
+    if isinstance(node, Mapping):
+        kept = {k: v for k, v in node.items() if k not in said or v != said[k]}
+        return {k: _unrepeated(v, said) for k, v in kept.items()}
+    return node
+
+
+def _follows(column: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether the one value of each row is known from the other."""
+    return len({*zip(column, other, strict=True)}) == len({*other})
+
+
+def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
+    if not key.startswith("strategy."):
+        return len({str(config.get(key)) for config in configs}) > 1
+    # Each strategy has arguments of its own: only a change within one is a choice.
+    within: dict[str, set[str]] = {}
+    for config, strategy in zip(configs, strategies, strict=True):
+        within.setdefault(strategy, set()).add(str(config.get(key)))
+    return any(len(values) > 1 for values in within.values())
+
+
+def _resumed(job: Job) -> str | None:
+    """Of a run that went on with other numbers of workers: all of them, in order."""
+    before = job.summary.get("earlier_workers")
+    if not before:
+        return None
+    counts = [*(count for count, _ in before), job.summary.get("workers")]
+    return f"{' -> '.join(map(str, counts))} workers"
+
+
+def _said(job: Job, key: str) -> Any:
+    """What no config says: of another number of workers before, and of processes."""
+    if key == RESUMED:
+        return _resumed(job)
+    count = placement_of(job).get("processes")
+    return count if count != 1 else None
