@@ -276,7 +276,15 @@ def test_a_run_that_has_not_trained_yet_has_no_line_over_seconds(tmp_path):
     (part,) = subject(tmp_path).parts
     figure = convergence(part)
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert said == ["nothing was sent"]
+    assert said == ["nothing to draw", "nothing was sent"]
+
+
+def test_names_with_signs_of_tex_are_drawn_as_they_are(tmp_path):
+    for task in ("a b", "a_b"):
+        call = {"_target_": f"parsgd.{task}"}
+        fake_job(tmp_path / task, strategy="$\\frac$", task=call)
+    figures = [path.name for path in report.build(tmp_path).figures]
+    assert len(figures) == len({*figures}) and "convergence-a_b-0.png" in figures
 
 
 def test_the_page_says_how_its_table_is_sorted(sweep, tmp_path):

@@ -178,6 +178,10 @@ class CNN(Classifier, kw_only=True):
         dropout: Rate after every dense hidden layer, in [0, 1).
         classes: Number of logits; None takes the data set's number of classes.
 
+    Note:
+        Its pooling has a gradient of its own, so that `jax.jvp` does not pass; see
+        `max_pool`.
+
     Raises:
         UserError: A size below 1, a rate outside [0, 1), or inputs that are no images
             or too small for this many stages.
@@ -234,7 +238,8 @@ def max_pool(x: jax.Array) -> jax.Array:
 
     By reshaping: the gradient of a windowed reduction is a slow scatter on CPU. Of
     equal maxima the first takes the gradient; to share it among them, as ``jnp.max``
-    does, would take another pass over all numbers.
+    does, would take another pass over all numbers. There is no forward mode: take
+    Hessian-vector products as ``jax.vjp(jax.grad(loss), params)[1](v)``.
     """
     return _tiles(x).max(axis=(2, 4))
 

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import (
     EngFormatter,
     LogLocator,
+    MaxNLocator,
     NullFormatter,
     NullLocator,
     StrMethodFormatter,
@@ -52,9 +53,9 @@ def draw(study: Study, folder: Path) -> list[Path]:
     for name in ("convergence", "throughput", "pareto"):
         for old in (*folder.glob(f"{name}.png"), *folder.glob(f"{name}-*.png")):
             old.unlink()  # of an earlier report, perhaps of other tasks
-    paths = []
+    names, paths = _file_names([part.task for part in study.parts]), []
     for part in study.parts:
-        suffix = f"-{_safe(part.task)}" if len(study.parts) > 1 else ""
+        suffix = f"-{names[part.task]}" if len(study.parts) > 1 else ""
         made = {
             "convergence": convergence(part),
             "throughput": throughput(part),
@@ -87,9 +88,12 @@ def convergence(part: Part) -> Figure | None:
             if narrow(entries, axis.key):
                 panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 panel.xaxis.set_minor_formatter(NullFormatter())
-        elif axis.key == "bytes":
+        elif axis.log:
             panel.set_xticks([])
-            panel.text(0.5, 0.5, "nothing was sent", transform=panel.transAxes)
+            none = "nothing was sent" if axis.key == "bytes" else "nothing to draw"
+            panel.text(0.5, 0.5, none, transform=panel.transAxes)
+        else:
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         if axis.key == "seconds":  # "5m" would read as minutes
             panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         else:
@@ -105,7 +109,7 @@ def convergence(part: Part) -> Figure | None:
     )
     goal = f"; dashed: target {part.target.value:g}" if part.target.value else ""
     text = f"{part.task}: mean over seeds, band ± 1 sem{goal}{shown}"
-    figure.suptitle(text, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(text, x=0.01, ha="left", fontsize=11, parse_math=False)
     _legend(figure, [*_names(entries), *_workers(entries), *_details(entries)])
     return figure
 
@@ -137,7 +141,7 @@ def throughput(part: Part) -> Figure | None:
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylim(bottom=0)
     _finish(axes, "workers", "samples/s")
-    axes.set_title(f"{part.task}: training throughput", loc="left", fontsize=10)
+    _title(axes, f"{part.task}: training throughput")
     _legend(figure, handles)
     return figure
 
@@ -169,7 +173,7 @@ def pareto(part: Part) -> Figure | None:
         )
     _finish(axes, "training time of the run (s)", "final test accuracy")
     text = f"{part.task}: joined where no other is both faster and better"
-    axes.set_title(text, loc="left", fontsize=10)
+    _title(axes, text)
     _legend(figure, [*_names(entries), *_workers(entries), *_details(entries)])
     return figure
 
@@ -252,7 +256,7 @@ def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     columns = max(1, min(5, int(width * 12 / (longest + 6)), len(labels)))
     lines = sum(label.count("\n") + 1 for label in labels)
     figure.set_size_inches(width, height + 0.2 * (1 + -(-lines // columns)))
-    figure.legend(
+    legend = figure.legend(
         handles=handles,
         labels=labels,
         loc="outside lower left",
@@ -260,7 +264,18 @@ def _legend(figure: Figure, handles: Sequence[Line2D]) -> None:
         frameon=False,
         fontsize=9,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a $ in a name is a $
 
 
-def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10, parse_math=False)
+
+
+def _file_names(tasks: Sequence[str]) -> dict[str, str]:
+    """A name for the files of each task; numbered where two would be the same."""
+    plain = ["".join(c if c.isalnum() or c in "-_" else "_" for c in t) for t in tasks]
+    return {
+        task: name if plain.count(name) == 1 else f"{name}-{i}"
+        for i, (task, name) in enumerate(zip(tasks, plain, strict=True))
+    }
