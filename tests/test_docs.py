@@ -165,8 +165,9 @@ def contributed(monkeypatch):
     assert isinstance(entry, ast.Expr)
     row = eval(compile(ast.Expression(entry.value), "zoo", "eval"), vars(zoo))
     monkeypatch.setattr(zoo, "ZOO", zoo.ZOO | row)
-    for module in (test_strategies, test_placements, test_traffic):
+    for module in (test_strategies, test_traffic):
         monkeypatch.setattr(module, "ZOO", zoo.ZOO)
+    monkeypatch.setattr(test_placements, "ROWS", zoo.ZOO)
     return "soft_averaging"
 
 
