@@ -56,7 +56,8 @@ def test_jobs_end_with_the_command(started, tmp_path, way):
     code, _, err = finished(sweep)
     assert not alive([process.pid for process in processes])
     if way != "SIGKILL":
-        assert code == 130 and "interrupted. The same command with" in err
+        assert code == (143 if way == "SIGTERM" else 130)
+        assert "interrupted. The same command with" in err
         assert len(err.splitlines()) == 1
 
 
