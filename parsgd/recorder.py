@@ -119,19 +119,25 @@ class Recorder(Observer):
             self._also.end(run)
 
     def _result(self, run: Run) -> dict[str, Any]:
-        scored = [r for r in run.history if r.get("test_accuracy") is not None]
-        return {
+        return measured(run) | {
             "status": run.status,
             "reason": run.reason,
             "config": self._config,
             "overrides": [],
             "started": self._started,
-            "summary": run.summary,
-            "final": run.history[-1],
-            "best": max(scored, key=lambda r: r["test_accuracy"], default=None),
             "versions": results.versions(),
-            "machine": results.machine(jax.devices()),
         }
+
+
+def measured(run: Run) -> dict[str, Any]:
+    """What a result says of a run that came to its end."""
+    scored = [r for r in run.history if r.get("test_accuracy") is not None]
+    return {
+        "summary": run.summary,
+        "final": run.history[-1],
+        "best": max(scored, key=lambda r: r["test_accuracy"], default=None),
+        "machine": results.machine(jax.devices()),
+    }
 
 
 def _checked(config: Any) -> dict[str, Any]:

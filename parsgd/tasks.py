@@ -51,9 +51,8 @@ class Task(NamedTuple):
         metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
             evaluation mode, per example and unweighted. The penalty is part of every
             example's loss, so the mean over the training set is the objective.
-        separable: Whether ``loss`` is a mean over the batch's slots, each computed on
-            its own. Workers on one device whose average gradient is wanted then take
-            their batches as one, if there is neither model state nor randomness.
+        separable: Whether ``loss`` is a mean over slots, each computed on its own; then
+            workers of one device may take their batches as one, see `classification`.
     """
 
     name: str
@@ -120,18 +119,13 @@ def classification(
             lambda *a: network.apply(*a, key=None, train=False), params, model_state, x
         )
         expected = (*data.train.y[:1].shape, data.classes)
-        if len(logits.shape) != len(expected):
-            raise UserError(
-                f"{data.name}: the model returns logits of shape {logits.shape} for "
-                f"one example where the labels need {expected}, with "
-                f"{len(expected)} axes: flatten what comes in first, as in "
-                "x = x.reshape(len(x), -1)"
-            )
         if logits.shape != expected:
+            do = "flatten what comes in first, as in x = x.reshape(len(x), -1)"
+            if len(logits.shape) == len(expected):
+                do = f"its last layer must have {data.classes} outputs"
             raise UserError(
                 f"{data.name}: the model returns logits of shape {logits.shape} for "
-                f"one example where the labels need {expected}: its last layer must "
-                f"have {data.classes} outputs."
+                f"one example where the labels need {expected}: {do}."
             )
         return params, model_state
 

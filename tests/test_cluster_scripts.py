@@ -56,6 +56,17 @@ def test_I12_one_that_is_too_late_is_named(tmp_path):
     assert "within cluster.timeout=5 s" in err
 
 
+def test_a_fault_of_one_script_is_told_by_the_others(tmp_path):
+    # By process 0 too, without which JAX would abort the others.
+    fault = (
+        "\nif me == number: raise RuntimeError('no room')\ncluster.exchange('x', '')"
+    )
+    for number in range(2):
+        code, _, err = launched(tmp_path, START + f"number = {number}" + fault)
+        assert code == 1 and err.count("Traceback") == 1, err
+        assert f"process {number} of 2 failed: RuntimeError: no room" in err, err
+
+
 def test_E6_scripts_with_other_rates_are_refused(tmp_path):
     given = "late = 0\nstrategies = [parsgd.sync_sgd(optax.sgd(0.1 * (1 + me)))]\n"
     code, _, err = launched(tmp_path, START + given + FIT)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -27,6 +26,7 @@ from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
 from parsgd.progress import Progress
+from parsgd.recorder import measured
 from parsgd.results.writing import RESULT
 from parsgd.train import fit
 from parsgd.training.evaluate import best_score
@@ -122,7 +122,7 @@ def _run_job(
                 refuse_other(folder, config)
             recorder.say("its config has changed or it failed: it is run again")
         checkpoints = saving.checkpoints(cfg, folder, overrides)
-        outcome, measured = _train(built, recorder, checkpoints)
+        outcome, found = _train(built, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
@@ -141,15 +141,15 @@ def _run_job(
             recorder.begin(config)
         # For the log file alone: the console gets the reason.
         log.info("the job failed:\n%s", traceback.format_exc())
-        measured = {"summary": {}, "final": None, "best": None}
-        measured["machine"] = results.machine()
+        found = {"summary": {}, "final": None, "best": None}
+        found["machine"] = results.machine()
     else:
         outcome = _agreed(outcome)
         if not first:
             return outcome
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
     try:
-        results.finish(folder, record | measured | {"versions": results.versions()})
+        results.finish(folder, record | found | {"versions": results.versions()})
     except UserError as error:  # such as a full disk, on which it failed already
         reason = f"{outcome.reason}; and {error}" if outcome.reason else f"{error}"
         return Outcome("failed", reason, mistake=True, begun=True)
@@ -237,12 +237,9 @@ def _train(
         checkpoints=checkpoints,
         **built.arguments,
     )
-    summary = run.summary | built.facts | {"peak_memory_bytes": peak_memory()}
-    scored = [r for r in run.history if r.get("test_accuracy") is not None]
-    best = max(scored, key=lambda r: r["test_accuracy"], default=None)
-    measured = {"summary": summary, "final": run.history[-1], "best": best}
-    measured["machine"] = results.machine(jax.devices())
-    return Outcome(run.status, run.reason, score=best_score(run.history)), measured
+    found = measured(run)
+    found["summary"] |= built.facts | {"peak_memory_bytes": peak_memory()}
+    return Outcome(run.status, run.reason, score=best_score(run.history)), found
 
 
 def _as_stored(cfg: DictConfig) -> dict[str, Any]:
