@@ -43,6 +43,13 @@ CODES: dict[str, Callable[[], Compressor]] = {
     "fp8": compressors.fp8,
     "top_k, 1 %": lambda: compressors.top_k(ratio=0.01),
     "top_k, 1 %, sampled": lambda: compressors.top_k(ratio=0.01, select="sampled"),
+    "top_k, 1 %, 8-bit values": lambda: compressors.top_k(
+        ratio=0.01, values=compressors.linear_8bit()
+    ),
+    "threshold, of 1 %": lambda: compressors.threshold(
+        tau=2.5758,
+        capacity_ratio=0.011,  # of a normal distribution
+    ),
     "random_k, 1 %": lambda: compressors.random_k(ratio=0.01),
 }
 SHAPES = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
@@ -130,35 +131,45 @@ def _thresholds() -> list[float]:
 
 THRESHOLDS = _thresholds()
 LARGEST = float((dynamic_tree_values()[127] + 1) / 2)
+EXPONENT = 0xFF << 23  # of a float32
 
 
 def _to_tree(v, factor, start, extra):
-    """The nearest code: compare with the decades, then linear within one."""
+    """The nearest code: compare with the decades, then linear within one.
+
+    Decade i has the codes from 2^i up to 2^(i + 1)::
+
+        code = 2^i + floor((a / 10^(i - 6) - 0.1) / 0.9 * 2^i)
+             = floor(slope a + 8/9 * 2^i)
+    """
     del start, extra
-    a = jnp.abs(v * factor)
-    slope, first = jnp.zeros_like(a), jnp.zeros_like(a)
+    t = v * factor
+    a = jnp.abs(t)
+    slope, shift = jnp.zeros_like(a), jnp.zeros_like(a)
     for i, threshold in enumerate(THRESHOLDS):
         inside = a >= threshold
         slope = jnp.where(inside, 10.0 ** (6 - i) * 2**i / 0.9, slope)
-        first = jnp.where(inside, float(2**i), first)
-    # first + floor((a / 10^(i-6) - 0.1) / 0.9 * 2^i), kept within the decade.
-    code = jnp.floor(a * slope + first * (8 / 9))
-    code = jnp.clip(code, first, jnp.maximum(2 * first - 1, 0.0))
-    code = jnp.where((v < 0) & (code > 0), code + 128, code)
-    code = jnp.where((v > 0) & (a >= LARGEST), 128.0, code)
-    return code.astype(jnp.int32).astype(jnp.uint8)
+        shift = jnp.where(inside, 2**i * 8 / 9, shift)
+    # What is nearer to a decade's last value than to the next decade's first ends in
+    # the last one: just below 2^(i + 1), and 0 below the first decade.
+    code = jnp.minimum(a * slope + shift, shift * (9 / 8 * (2 - 2**-8)))
+    code = code.astype(jnp.int32)
+    code = jnp.where((t < 0) & (code > 0), code + 128, code)
+    return jnp.where(t >= LARGEST, 128, code).astype(jnp.uint8)
 
 
 def _from_tree(codes, scale, start, extra):
     del start, extra
     code = codes.astype(jnp.int32)
     c = (code & 127).astype(jnp.float32)
-    unit, zero = jnp.zeros_like(c), jnp.zeros_like(c)
+    # 2^i, the first code of c's decade, is c without its mantissa.
+    first = lax.bitcast_convert_type(
+        lax.bitcast_convert_type(c, jnp.int32) & EXPONENT, jnp.float32
+    )
+    unit = jnp.zeros_like(c)
     for i in range(7):
-        inside = c >= 2**i
-        unit = jnp.where(inside, 10.0 ** (i - 6) * 0.9 / 2**i, unit)
-        zero = jnp.where(inside, 2**i * 8 / 9 - 0.5, zero)
-    v = (c - zero) * unit
+        unit = jnp.where(c >= 2**i, 10.0 ** (i - 6) * 0.9 / 2**i, unit)
+    v = (c + 0.5 - first * (8 / 9)) * unit
     v = jnp.where(code > 128, -v, v)
     return jnp.where(code == 128, 1.0, v) * scale
 
