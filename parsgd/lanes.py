@@ -67,17 +67,32 @@ def in_turn(fn: Callable) -> Callable:
     def _(lanes, batched, *args):
         own = jax.tree.leaves(batched)
         leaves, tree = jax.tree.flatten(args)
+        shared_in = jax.tree.map(lambda b: not b, tuple(batched))
+        shared, out_tree = jax.tree.flatten(shared_outputs(fn, lanes, args, shared_in))
+        kept: list[int | None] = []  # for each output the input that it is
 
         def lane(mine):
             mine = iter(mine)
             pick = [next(mine) if b else x for x, b in zip(leaves, own, strict=True)]
-            return fn(*jax.tree.unflatten(tree, pick))
+            out = jax.tree.leaves(fn(*jax.tree.unflatten(tree, pick)))
+            places = {id(x): i for i, x in enumerate(pick)}
+            kept[:] = [places.get(id(x)) for x in out]
+            return [x for x, place in zip(out, kept, strict=True) if place is None]
 
-        out = lax.map(lane, [x for x, b in zip(leaves, own, strict=True) if b])
-        shared_in = jax.tree.map(lambda b: not b, tuple(batched))
-        shared = shared_outputs(fn, lanes, args, shared_in)
-        out = jax.tree.map(lambda same, x: x[0] if same else x, shared, out)
-        return out, jax.tree.map(lambda same: not same, shared)
+        # What a worker hands on as it got it, such as an anchor, is not copied.
+        new = iter(lax.map(lane, [x for x, b in zip(leaves, own, strict=True) if b]))
+        out = []
+        for place, same in zip(kept, shared, strict=True):
+            if place is not None:
+                out.append(leaves[place])
+            else:
+                x = next(new)
+                out.append(x[0] if same else x)
+        differs = [
+            not same if place is None else own[place]
+            for place, same in zip(kept, shared, strict=True)
+        ]
+        return jax.tree.unflatten(out_tree, out), jax.tree.unflatten(out_tree, differs)
 
     return turns
 

@@ -16,7 +16,7 @@ from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
-from parsgd.placement.devices import place
+from parsgd.placement.devices import better_in_turn, place
 from parsgd.training.engine import Engine
 
 ROWS = ZOO | MORE_ROWS
@@ -112,6 +112,15 @@ def test_lanes_that_communicate_never_take_turns(monkeypatch):
     monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
     run, _ = engine(parsgd.Strategy(lambda params: (), local), 4, "vmap")
     assert "one after the other" not in run.describe()
+
+
+def test_lanes_take_turns_where_one_of_them_fits_the_cache():
+    def turns(mib, flops):
+        where = place(4, kind="vmap")
+        return better_in_turn(where, lane_bytes=mib << 20, step_flops=lambda: flops)
+
+    assert [turns(1, 1e6), turns(1, 1e9), turns(10, 1e6)] == [False, True, True]
+    assert not turns(30, 1e9)
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "one_bit_sgd"])

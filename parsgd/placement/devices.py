@@ -32,6 +32,7 @@ from parsgd.words import counted
 # 32 MiB L3) of which no record was kept: speed depends on them, results do not.
 LANE_CACHE_BYTES = 7 << 20  # all lanes' own state, one device of several
 LANE_CACHE_BYTES_ALONE = 4 * LANE_CACHE_BYTES  # the same where there is one device
+LANE_BYTES_BEYOND_CACHE = 16 << 20  # one lane's own state: alone it does not fit either
 LARGE_STEP_FLOPS = 1e8  # of one worker's gradient
 MOST_CPU_DEVICES = 1024  # not measured: more than cores, and where mistakes begin
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
@@ -121,14 +122,15 @@ def better_in_turn(
 
     On CPU they had where lanes that run together fall out of the cache, or where a
     worker's large step fills the cores by itself. On one device small lanes share the
-    cores better together. The thresholds are rough.
+    cores better together, and a state that is too large even alone gains nothing from
+    its turn but is copied for it. The thresholds are rough.
 
     Args:
         placement: Where the workers are.
         lane_bytes: What one worker has for itself.
         step_flops: Operations of one worker's gradient; called if it matters.
     """
-    if placement.devices[0].platform != "cpu":
+    if placement.devices[0].platform != "cpu" or lane_bytes > LANE_BYTES_BEYOND_CACHE:
         return False
     alone = len(placement.devices) == 1
     cache = LANE_CACHE_BYTES_ALONE if alone else LANE_CACHE_BYTES

@@ -1,0 +1,58 @@
+"""Lanes that take turns: as under vmap, and what passes through is not copied."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from parsgd.comm import LANES
+from parsgd.lanes import in_turn
+
+
+def lanes(fn, own):
+    return jax.vmap(fn, in_axes=own, axis_name=LANES)
+
+
+def worker(steps, anchor, common, values):
+    """Scans over ``values`` and hands the rest on."""
+
+    def step(carry, value):
+        total, anchor, common = carry
+        return (total + value * jnp.sum(anchor) * common, anchor, common), value
+
+    (total, anchor, common), seen = lax.scan(step, (steps, anchor, common), values)
+    return {"total": total, "anchor": anchor, "common": common}, seen
+
+
+ARGS = (
+    np.arange(3, dtype=np.float32),
+    np.arange(12, dtype=np.float32).reshape(3, 4),
+    np.float32(2),
+    np.arange(15, dtype=np.float32).reshape(3, 5),
+)
+OWN = (0, 0, None, 0)
+
+
+def test_taking_turns_gives_what_vmap_gives():
+    together = lanes(worker, OWN)(*ARGS)
+    turns = lanes(in_turn(worker), OWN)(*ARGS)
+    jax.tree.map(np.testing.assert_array_equal, together, turns)
+
+
+def test_what_a_worker_hands_on_is_not_copied():
+    turns = jax.make_jaxpr(lanes(in_turn(worker), OWN))(*ARGS)
+    (loop,) = [e for e in turns.jaxpr.eqns if e.primitive.name == "scan"]
+    shapes = sorted(out.aval.shape for out in loop.outvars)
+    assert shapes == [(3,)]  # totals; neither the anchor nor the values
+
+
+def test_outputs_that_all_lanes_share_stay_one():
+    def fn(x, common):
+        return x + 1, common + 1, common
+
+    shared = jax.vmap(
+        in_turn(fn), in_axes=(0, None), out_axes=(0, None, None), axis_name=LANES
+    )
+    more, next_, same = shared(np.arange(3.0, dtype=np.float32), np.float32(4))
+    np.testing.assert_array_equal(more, [1, 2, 3])
+    assert (float(next_), float(same)) == (5, 4)
