@@ -21,7 +21,7 @@ from rich.console import Console
 import parsgd
 from benchmarks import ours
 from benchmarks.candidates import BATCH, LOCAL_STEPS, LR, Cell
-from parsgd.cli.job import Recorder
+from parsgd.cli.job import JobRecorder
 from parsgd.progress import Progress
 
 CELLS = tuple(
@@ -32,7 +32,7 @@ CELLS = tuple(
 EVALUATIONS = 10
 
 
-class Clock(Recorder):
+class Clock(JobRecorder):
     """A job's recorder that takes the time of what the loop does between dispatches."""
 
     def __init__(self, folder: Path, display: Progress):

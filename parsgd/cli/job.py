@@ -88,7 +88,7 @@ def run_job(
     """
     console = console or Console(quiet=quiet or not cluster.is_first())
     display = Progress(console, brief=not alone)
-    with contextlib.closing(Recorder(folder, display)) as recorder:
+    with contextlib.closing(JobRecorder(folder, display)) as recorder:
         return _run_job(cfg, folder, overrides, recorder, allowed, alone)
 
 
@@ -96,7 +96,7 @@ def _run_job(
     cfg: DictConfig,
     folder: Path,
     overrides: Sequence[str],
-    recorder: "Recorder",
+    recorder: "JobRecorder",
     allowed: Sequence[str],
     alone: bool,
 ) -> Outcome:
@@ -170,7 +170,7 @@ def _agreed(outcome: Outcome) -> Outcome:
     return outcome._replace(status="failed", reason=reason, score=math.nan)
 
 
-class Recorder(Observer):
+class JobRecorder(Observer):
     """Begins the job's files, appends each record to them, and shows it."""
 
     def __init__(self, folder: Path, display: Progress):
@@ -225,7 +225,7 @@ class Recorder(Observer):
 
 def _train(
     built: Built,
-    recorder: Recorder,
+    recorder: JobRecorder,
     checkpoints: Checkpoints | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     reset_peak_memory()
