@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from parsgd.comm import LANES
@@ -56,3 +57,32 @@ def test_outputs_that_all_lanes_share_stay_one():
     more, next_, same = shared(np.arange(3.0, dtype=np.float32), np.float32(4))
     np.testing.assert_array_equal(more, [1, 2, 3])
     assert (float(next_), float(same)) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y, s: (y, x),
+        lambda x, y, s: (x, x, s, s),
+        lambda x, y, s: {"constant": jnp.float32(1), "none": None, "y": y},
+        lambda x, y, s: (x[:0], (s + 1,), x + y),
+    ],
+    ids=["swapped", "twice", "constant", "empty"],
+)
+def test_whatever_is_handed_on_comes_back_in_its_place(fn):
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    args = (x, 10 * x, np.float32(3))
+    together = lanes(fn, (0, 0, None))(*args)
+    turns = lanes(in_turn(fn), (0, 0, None))(*args)
+    jax.tree.map(np.testing.assert_array_equal, together, turns)
+
+
+def test_random_keys_take_turns():
+    def fn(key, step):
+        return key, jax.random.normal(jax.random.fold_in(key, step), (2,))
+
+    args = (jax.random.split(jax.random.key(0), 3), np.arange(3))
+    _, together = lanes(fn, (0, 0))(*args)
+    keys, turns = lanes(in_turn(fn), (0, 0))(*args)
+    np.testing.assert_array_equal(together, turns)
+    assert (keys == args[0]).all()
