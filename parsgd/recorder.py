@@ -68,6 +68,11 @@ class Recorder(Observer):
         config: Mapping[str, Any] | None = None,
         observer: Observer | None = None,
     ):
+        if not isinstance(strategy, str):
+            raise UserError(
+                f"strategy={strategy!r:.60}: a Recorder keeps the algorithm's name, "
+                "such as 'local_sgd'"
+            )
         self._folder, self._strategy = Path(folder), strategy
         self._more = _checked({} if config is None else config)
         self._also = Observer() if observer is None else observer

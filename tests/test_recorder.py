@@ -147,3 +147,8 @@ def test_what_is_no_observer_is_refused():
                 tiny(), parsgd.single(optax.sgd(0.1)), worker_batch=4, rounds=1,
                 observer=wrong,
             )  # fmt: skip
+
+
+def test_a_strategy_itself_is_no_name(tmp_path):
+    with pytest.raises(UserError, match="keeps the algorithm's name"):
+        parsgd.Recorder(tmp_path, parsgd.single(optax.sgd(0.1)))  # type: ignore

@@ -143,6 +143,23 @@ def test_answer_for_an_unreached_target_and_single_runs(tmp_path):
     assert "one run of each" in " ".join(sentences(part))
 
 
+def test_a_winner_of_one_run_is_told_among_those_of_several(tmp_path):
+    fake_job(tmp_path / "w8", workers=8)
+    for seed in (0, 1):
+        fake_job(tmp_path / f"w2-{seed}", workers=2, seed=seed)
+    (part,) = subject(tmp_path, 0.5).parts
+    assert "The first has one run only" in " ".join(sentences(part))
+
+
+def test_without_accuracy_the_lowest_loss_comes_first(tmp_path):
+    for workers, speed in ((1, 0.1), (2, 0.5), (8, 2.0)):
+        options = {"workers": workers, "speed": speed, "regression": True}
+        fake_job(tmp_path / str(workers), **options)
+    (part,) = subject(tmp_path).parts
+    losses = [entry.row["test_loss"] for entry in part.entries]
+    assert losses == sorted(losses) and len({*losses}) == 3
+
+
 def test_axis_holds_the_best_and_the_target(tmp_path):
     for target in (0.05, 0.9, 1.0):
         fake_job(tmp_path / "0", top=0.7)

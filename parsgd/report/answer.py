@@ -58,6 +58,9 @@ def sentences(part: Part) -> list[str]:
     missed = sum(1 for r in rows if r["reached"] and not always_reached(r))
     if missed:
         said.append(f"{missed} of {len(rows)} configurations missed it at least once.")
+    winner = _least(sure, f"{part.cost}_to_target")
+    if winner is not None and winner["n"] < 2 <= max(row["n"] for row in rows):
+        said.append("The first has one run only: repeat it with several seeds.")
     if max(row["n"] for row in rows) < 2:
         said.append(
             "There is one run of each: small differences may be chance, so repeat "

@@ -29,7 +29,7 @@ const parsgd = (() => {
     return Object.entries(own).every(([key, value]) => !hidden[key]?.has(value));
   }
 
-  // Points that no other visible one beats in both: less time and more accuracy.
+  // Points that no other visible one matches in both: less time and more accuracy.
   function front(traces) {
     const points = traces.filter((t) => t.meta?.about && shown(t))
       .map((t) => [t.x[0], t.y[0]]).sort((a, b) => a[0] - b[0] || b[1] - a[1]);

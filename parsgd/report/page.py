@@ -223,7 +223,7 @@ def _note(name: str, part: Part) -> str:
             )
     elif kind == "pareto":
         said.append(
-            "The line joins the runs that no other shown beats in both time and "
+            "The line joins what no other shown matches or beats in both time and "
             "accuracy; bars are ± 1 standard error."
         )
     return _paragraph(" ".join(said))

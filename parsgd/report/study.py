@@ -181,7 +181,10 @@ def curves_of(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other beats in both: less x and more y.
+    """Indices of the points that no other matches in both, less x and more y.
+
+    A point is left out if another is at least as good in both and better in one; of
+    equal points the first stays.
 
     Example:
         >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)])
@@ -226,7 +229,7 @@ def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         lines: dict[tuple[str, ...], list[Entry]] = {}
         for entry in timed:
             g = entry.group
-            named = [f"{key}={value}" for key, value in g.varied.items()]
+            named = [f"{k}={v}" for k, v in g.varied.items() if v is not None]
             named += [f"{SIZES[key]}={g.setting(key)}" for key in keys]
             lines.setdefault((g.strategy, *named), []).append(entry)
         sizes = [[workers_of(e.group) for e in line] for line in lines.values()]

@@ -184,7 +184,7 @@ def _text(row: dict, name: str) -> str:
         return size(value)
     if isinstance(value, bool):
         return str(value)
-    if isinstance(value, int) and name not in ("samples_to_target",):
+    if isinstance(value, int):
         return str(value)
     return number(value) if isinstance(value, int | float) else value or MISSING
 

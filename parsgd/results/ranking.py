@@ -57,15 +57,17 @@ def rank(row: dict[str, Any], sort: str) -> tuple:
     Args:
         row: A row of the table.
         sort: A cost to the target, or ``"accuracy"``. With a cost, configurations of
-            which a run missed the target come last, the most accurate of them first.
+            which a run missed the target come last, the most accurate of them first,
+            or where a task has no accuracy those of the lowest test loss.
     """
     accuracy = row["accuracy"] if row["accuracy"] is not None else -1.0
+    loss = row["test_loss"] if row["test_loss"] is not None else math.inf
     if sort == "accuracy":
-        return row["task"], -accuracy, row["configuration"]
+        return row["task"], -accuracy, loss, row["configuration"]
     sure = always_reached(row)
     cost = row[SORTS[sort]] if sure else 0.0
     cost = math.inf if cost is None else cost  # in files of others
-    return row["task"], not sure, cost, -accuracy, row["configuration"]
+    return row["task"], not sure, cost, -accuracy, loss, row["configuration"]
 
 
 def describe_sort(sort: str) -> str:

@@ -179,12 +179,8 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
 
 
 def _learning_rate(g: Group) -> float | None:
-    # Of a job that failed early only its last evaluation may know the scaled rate.
-    rates = [
-        g.setting("learning_rate"),
-        *((j.final or {}).get("learning_rate") for j in g.jobs),
-    ]
-    return next((float(r) for r in rates if isinstance(r, int | float)), None)
+    rate = g.setting("learning_rate")
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _placement(jobs: Sequence[Job]) -> str | None:
