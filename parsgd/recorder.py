@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,15 +163,9 @@ def _checked(config: Any) -> dict[str, Any]:
                 f"keep apart: choose another name, such as 'my_{key}'"
             )
         try:
-            out[str(key)] = plain(_worded(value))
+            out[str(key)] = plain(value, words=True)
         except TypeError as error:
             raise UserError(
                 f"config[{key!r}]: {error}: give its name instead"
             ) from error
     return out
-
-
-def _worded(value: Any) -> Any:
-    """Numbers that are not finite as words, by which they are told apart."""
-    unlimited = isinstance(value, float) and not math.isfinite(value)
-    return str(float(value)) if unlimited else value

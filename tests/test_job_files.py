@@ -123,7 +123,7 @@ SOUND = '{"schema": 1, "status": "completed"'
         (f'{SOUND}, "overrides": 5}}', "'overrides' is 5, not a list"),
         (f'{SOUND}, "config": [1]}}', "'config' is .1., not an object"),
         (f'{SOUND}, "final": {{"test_accuracy": "0.9"}}}}', "'0.9', not a number"),
-        (f'{SOUND}, "summary": {{"workers": []}}}}', "'workers' is .., not a number"),
+        (f'{SOUND}, "summary": {{"workers": []}}}}', "'workers' is .., not a size"),
         ('{"schema": 1, "status": "odd"}', "'odd', not one of"),
     ],
 )

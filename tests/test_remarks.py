@@ -95,6 +95,10 @@ def test_short_runs_go_by_samples_unless_a_sort_is_asked_for(pair):
         assert "say little" not in text and f"sort={sort}: by {sort}" in text
         assert "Soonest: local_sgd, workers=2" in answer(pair, sort=sort)[0]
     assert [row.split()[1] for row in rows(printed(pair, sort="seconds"))] == ["2", "4"]
+    assert "say little" not in printed(pair, sort="samples")
+    assert "Fewest samples: local_sgd, workers=4" in answer(pair, sort="samples")[0]
+    asked = report.build(pair, target=0.8, sort="samples").page.read_text()
+    assert "say little" not in asked
 
 
 def test_the_command_takes_a_sort_as_asked_for(pair, command):  # noqa: F811

@@ -12,7 +12,7 @@ from parsgd import cluster
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
 from parsgd.results import read_job
-from parsgd.results.writing import RESULT
+from parsgd.results.writing import RESULT, plain
 from parsgd.training.evaluate import best_score
 
 DONE = ("completed", "diverged")
@@ -85,5 +85,5 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 def _stored(config: dict[str, Any]) -> Any:
-    """The same as JSON gives it back."""
-    return json.loads(json.dumps(config, default=str))
+    """The same as its file gives it back."""
+    return plain(config, words=True)

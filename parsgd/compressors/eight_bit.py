@@ -45,8 +45,9 @@ def linear_8bit(
 
         q = M / 127 * round(127 v / M)
 
-    The largest entry comes back as it was, zero as zero. A block that is not finite
-    does not decode to finite values; other blocks are not touched.
+    The largest entry comes back as it was, zero as zero, and a block whose M is below
+    3.8e-37 as zeros, for 127 / M leaves float32. A block that is not finite does not
+    decode to finite values; other blocks are not touched.
 
     Args:
         block_size: Consecutive entries that share M; None for the whole array. With
@@ -183,10 +184,11 @@ def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
         value = +- 10^-k (0.1 + 0.9 (f + 1/2) / 2^(6 - k))
 
     Seven zeros are 0; with the sign bit set they are +1, so that a block's largest
-    value comes back as it was. Values are relative to the block's largest absolute
-    value, so entries a million times smaller still have a code of their own. Zero
-    decodes to zero. A block that is not finite does not decode to finite values; other
-    blocks are not touched.
+    value comes back as it was, if it is positive: -1 is -0.993. Values are relative to
+    the block's largest absolute value M, so entries a million times smaller still have
+    a code of their own. Zero decodes to zero, and so does a block whose M is above
+    8.5e37, for 1 / M leaves float32. A block that is not finite does not decode to
+    finite values; other blocks are not touched.
 
     Args:
         block_size: Consecutive entries that share the largest absolute value; None for

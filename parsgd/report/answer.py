@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from parsgd.report.study import Part
 from parsgd.results.export import number, plus_minus, seconds, size
-from parsgd.results.ranking import always_reached
+from parsgd.results.ranking import always_reached, reached_in_all
 
 Row = dict[str, Any]
 Form = Callable[[Row], str]
@@ -30,7 +30,8 @@ def sentences(part: Part) -> list[str]:
             "No run completed, so there is nothing to compare; see the reasons below."
         ]
     if part.target.value is None:
-        text = "No test accuracy was measured, so there is no target to race to."
+        origin = part.target.origin
+        text = f"{origin[0].upper()}{origin[1:]}, so there is no target to race to."
         lowest = _least(rows, "test_loss")
         if lowest is None:
             return [text]
@@ -55,7 +56,7 @@ def sentences(part: Part) -> list[str]:
             f"Fewest bytes: {cheapest['configuration']}, {_bytes(cheapest)} sent per "
             f"worker{_ties(cheapest, sent, 'bytes_to_target')}."
         )
-    missed = sum(1 for r in rows if r["reached"] and not always_reached(r))
+    missed = sum(1 for r in rows if not reached_in_all(r))
     if missed:
         said.append(f"{missed} of {len(rows)} configurations missed it at least once.")
     winner = _least(sure, f"{part.cost}_to_target")
@@ -139,7 +140,7 @@ def _fewest_samples(sure: Sequence[Row]) -> list[str]:
         ratio = (alone["samples_to_target"] or 0) / winner["samples_to_target"]
         said.append(
             f"The fewest with one worker, {alone['configuration']}, are "
-            f"{_samples(alone)}: {ratio:.2g} times as many."
+            f"{_samples(alone)}: {number(ratio)} times as many."
         )
     return said
 
@@ -174,7 +175,7 @@ def _against_one_worker(winner: Row, sure: Sequence[Row]) -> list[str]:
     ratio = alone["seconds_to_target"] / winner["seconds_to_target"]
     return [
         f"The soonest with one worker, {alone['configuration']}, takes "
-        f"{_seconds(alone)}: {ratio:.2g} times as long."
+        f"{_seconds(alone)}: {number(ratio)} times as long."
     ]
 
 

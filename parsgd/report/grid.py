@@ -5,7 +5,7 @@ import polars as pl
 from itables.javascript import generate_init_offline_itables_html
 
 from parsgd.results import COLUMNS
-from parsgd.results.export import heading
+from parsgd.results.export import heading, needs_loss
 
 SHOWN = (
     "workers",
@@ -109,7 +109,7 @@ def _shown(table: pl.DataFrame) -> list[str]:
     varied = [name for name in table.columns if name not in COLUMNS]
     several = ["task"] if table["task"].n_unique() > 1 else []
     names = ["strategy", *several, *varied, *SHOWN]
-    if table["accuracy"].is_null().all():
+    if needs_loss(table):
         names.insert(names.index("accuracy"), "test_loss")
     return [name for name in names if name in varied or _says(table, name)]
 

@@ -176,9 +176,8 @@ def _sorted(study: Study) -> str:
         else f"Fewest {sort} to the target first, then those that missed it."
         for task, sort in study.sorts.items()
     }
-    short = [part.task for part in study.parts if part.cost == "samples"]
     several = len(study.parts) > 1
-    remark = short_runs(short, several=several)
+    remark = short_runs(study.short, several=several)
     said = [*dict.fromkeys(orders.values())]
     if len(said) > 1:
         said = [f"{task}: {text}" for task, text in orders.items()]

@@ -69,6 +69,7 @@ class Study(NamedTuple):
     jobs: list[Job]
     table: pl.DataFrame
     sorts: dict[str, str]  # what the table is sorted by, of each task
+    short: list[str]  # tasks sorted by samples because their runs are short
     parts: list[Part]
 
 
@@ -81,23 +82,24 @@ def study(
         jobs: As `parsgd.results.load` returns them.
         target: As for `parsgd.results.targets`.
         sort: Of the table, as for `parsgd.results.table`. What is drawn and told goes
-            by seconds, or by samples where those are the table's default.
+            by samples if the table does, and by seconds else.
     """
     jobs = list(jobs)
     groups = group(jobs)
     goals = targets(groups, target)
     sorts = sorts_of(groups, sort)
+    short = [t for t, by in sorts.items() if by == "samples" and sort is None]
     rows = table_of_groups(groups, goals, sorts=None).iter_rows(named=True)
     made = list(zip(groups, rows, looks(groups), strict=True))
     parts = []
     for task, goal in sorted(goals.items()):
-        cost = sorts[task] if sort is None else "seconds"
+        cost = "samples" if sorts[task] == "samples" else "seconds"
         own = [item for item in made if item[0].task == task]
         own.sort(key=lambda item: rank(item[1], cost))
         measure = _measure([g for g, _, _ in own])
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
         parts.append(Part(task, goal, measure, cost, entries))
-    return Study(jobs, table_of_groups(groups, goals, sorts), sorts, parts)
+    return Study(jobs, table_of_groups(groups, goals, sorts), sorts, short, parts)
 
 
 def curve(group: Group, measure: str) -> Curve | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from parsgd import results
 from parsgd.report.remarks import short_runs
 from parsgd.results import COLUMNS, Job
-from parsgd.results.export import MISSING, no_spread, plus_minus, texts
+from parsgd.results.export import MISSING, needs_loss, no_spread, plus_minus, texts
 from parsgd.results.ranking import SORTS, describe_sort, sorts_of
 from parsgd.results.table import table_of_groups
 from parsgd.results.varied import SAID
@@ -109,9 +109,8 @@ def naming(table: pl.DataFrame) -> list[str]:
 
 def _measured(table: pl.DataFrame, dear: Collection[str]) -> list[str]:
     known = [name for name in HEADINGS if table[name].is_not_null().any()]
-    # Rounds for those who ask; the loss is for where there is no accuracy.
-    needless = {"rounds_to_target"} - {*dear}
-    if "accuracy" in known:
+    needless = {"rounds_to_target"} - {*dear}  # rounds for those who ask
+    if not needs_loss(table):
         needless.add("test_loss")
     return [name for name in known if name not in needless]
 

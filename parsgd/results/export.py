@@ -154,9 +154,14 @@ def seconds(mean: float, sem: float | None) -> str:
 def _says_nothing(table: pl.DataFrame, name: str) -> bool:
     if name == "task":
         return table[name].n_unique() < 2
-    if name == "test_loss":  # wanted only where there is no accuracy to read
-        return table["accuracy"].is_not_null().any() or table[name].is_null().all()
+    if name == "test_loss":
+        return not needs_loss(table)
     return table[name].is_null().all()
+
+
+def needs_loss(table: pl.DataFrame) -> bool:
+    """Whether a row has a loss to read, but no accuracy."""
+    return bool((table["accuracy"].is_null() & table["test_loss"].is_not_null()).any())
 
 
 def heading(name: str) -> str:

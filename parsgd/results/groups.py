@@ -4,14 +4,20 @@ A configuration is named in the user's own words: the strategy and whatever vari
 across the sweep, as in ``local_sgd, workers=4, scaling=linear``.
 """
 
-import json
+import datetime
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from parsgd.flat import leaves
 from parsgd.results.reading import Job
-from parsgd.results.varied import SIZES, choice_of, settings, value_of, varying
+from parsgd.results.varied import (
+    SIZES,
+    choice_of,
+    identity,
+    settings,
+    value_of,
+    varying,
+)
 
 
 class Group(NamedTuple):
@@ -43,12 +49,13 @@ def group(jobs: Iterable[Job]) -> list[Group]:
     Where the same configuration and seed occur more than once, a completed job wins
     over others, then the one that started last; those set aside are kept beside it.
     """
-    members: dict[str, list[Job]] = {}
-    for job in jobs:
-        members.setdefault(_identity(job), []).append(job)
-    by_task: dict[str, list[list[Job]]] = {}
-    for same in members.values():
-        by_task.setdefault(choice_of(same[0], "task"), []).append(same)
+    jobs = list(jobs)
+    members: dict[str, tuple[dict[str, Any], list[Job]]] = {}
+    for job, config in zip(jobs, settings(jobs), strict=True):
+        members.setdefault(identity(config), (config, []))[1].append(job)
+    by_task: dict[str, list[tuple[dict[str, Any], list[Job]]]] = {}
+    for config, same in members.values():
+        by_task.setdefault(choice_of(same[0], "task"), []).append((config, same))
     return [
         made for task, sets in by_task.items() for made in _groups_of_task(task, sets)
     ]
@@ -75,10 +82,12 @@ def mean_sem(values: Sequence[float]) -> tuple[float | None, float | None]:
     return mean, math.sqrt(variance / n)
 
 
-def _groups_of_task(task: str, sets: list[list[Job]]) -> list[Group]:
-    kept = [_one_per_seed(same) for same in sets]
+def _groups_of_task(
+    task: str, sets: list[tuple[dict[str, Any], list[Job]]]
+) -> list[Group]:
+    kept = [_one_per_seed(same) for _, same in sets]
     heads = [jobs[0] for jobs, _ in kept]
-    keys = varying(heads)
+    keys = varying(heads, [config for config, _ in sets])
     made = [
         Group(
             task=task,
@@ -137,20 +146,12 @@ def _namers(varied: Iterable[str]) -> list[tuple[str, Callable[[Group], Any]]]:
     ]
 
 
-def _identity(job: Job) -> str:
-    config = {key: value for key, value in settings(job).items() if key != "seed"}
-    # A config may name its own output folder, which differs for every seed.
-    own = str(job.folder.resolve())
-    shared = {k: v for k, v in leaves(config).items() if own not in str(v)}
-    return json.dumps(shared, sort_keys=True, default=str)
-
-
 def _one_per_seed(
     jobs: list[Job],
 ) -> tuple[tuple[Job, ...], tuple[tuple[Job, Job], ...]]:
     """The jobs that count, and each of the others with the one that counts for it."""
     latest: dict[str, Job] = {}
-    order = sorted(jobs, key=lambda j: (j.status == "completed", j.started or ""))
+    order = sorted(jobs, key=lambda job: (job.status == "completed", _started(job)))
     for job in order:
         latest[str(job.config.get("seed"))] = job
     pairs = [(job, latest[str(job.config.get("seed"))]) for job in jobs]
@@ -158,3 +159,11 @@ def _one_per_seed(
         tuple(job for job, counted in pairs if job is counted),
         tuple((job, counted) for job, counted in pairs if job is not counted),
     )
+
+
+def _started(job: Job) -> float:
+    """Seconds of the clock at which a job began; clocks may stand in other zones."""
+    try:
+        return datetime.datetime.fromisoformat(job.started or "").timestamp()
+    except ValueError:
+        return 0.0

@@ -18,11 +18,8 @@ KINDS: dict[str, tuple[type, str]] = {
     "machine": (dict, "an object"),
 }
 # Of what a run was and took; the others are shown as they are.
+SIZES = ("workers", "local_steps", "worker_batch", "global_batch")
 NUMBERS = (
-    "workers",
-    "local_steps",
-    "worker_batch",
-    "global_batch",
     "train_seconds",
     "samples_per_second",
     "bytes_per_round",
@@ -70,7 +67,8 @@ def wrong_in_result(record: Mapping[str, Any]) -> str:
             return f"{key!r} is {value!r:.40}, not {name}"
     summary = record.get("summary") or {}
     return (
-        _no_number(summary, NUMBERS)
+        _no_size(summary)
+        or _no_number(summary, NUMBERS)
         or _no_pairs(summary.get("earlier_workers"))
         or wrong_in_record(record.get("final") or {})
         or wrong_in_record(record.get("best") or {})
@@ -99,6 +97,15 @@ def _no_number(record: Mapping[str, Any], keys: tuple[str, ...]) -> str:
             isinstance(value, bool) or not isinstance(value, int | float)
         ):
             return f"{key!r} is {value!r:.40}, not a number"
+    return ""
+
+
+def _no_size(summary: Mapping[str, Any]) -> str:
+    for key in SIZES:
+        value = summary.get(key)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and 0 <= value < 2**63):
+            return f"{key!r} is {value!r:.40}, not a size"
     return ""
 
 

@@ -47,8 +47,14 @@ def sorts_of(groups: Sequence[Group], sort: str | None = None) -> dict[str, str]
 
 def always_reached(row: dict[str, Any]) -> bool:
     """Whether every run of a row reached the target, and at least one completed."""
+    known = row["n"] > 0 and row["seconds_to_target"] is not None
+    return known and reached_in_all(row)
+
+
+def reached_in_all(row: dict[str, Any]) -> bool:
+    """Whether no run of a row missed the target, such as where there is none."""
     k, _, m = (row["reached"] or "").partition(" of ")
-    return row["n"] > 0 and k == m and row["seconds_to_target"] is not None
+    return k == m
 
 
 def rank(row: dict[str, Any], sort: str) -> tuple:

@@ -1,5 +1,6 @@
 """Find jobs in folders, and read their files."""
 
+import datetime
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -98,10 +99,19 @@ def read_job(folder: str | Path) -> Job:
         summary={},
         final=metrics[-1] if metrics else None,
         best=None,
-        started=None,
+        started=_began(folder),
         versions={},
         machine={},
     )
+
+
+def _began(folder: Path) -> str | None:
+    """When a job without a result began, by its config's file."""
+    try:
+        seconds = (folder / CONFIG).stat().st_mtime
+    except OSError:
+        return None
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
 
 def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -> Job:

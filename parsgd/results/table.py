@@ -124,8 +124,14 @@ def table_of_groups(
 ) -> pl.DataFrame:
     """`table`, for jobs that are grouped already; ``sorts=None`` keeps their order."""
     varied = list(dict.fromkeys(key for g in groups for key in g.varied))
-    # A varied key may spell like a column: the column keeps its name.
-    names = {key: key if key not in COLUMNS else f"{key} (varied)" for key in varied}
+    # A varied key may spell like a column or its title: the column keeps its name.
+    taken = {*COLUMNS, *(column.title for column in COLUMNS.values())}
+    names: dict[str, str] = {}
+    for key in varied:
+        names[key] = key
+        while names[key] in taken:
+            names[key] += " (varied)"
+        taken.add(names[key])
     rows: list[dict[str, Any]] = [
         _row(g, goals[g.task].value) | {names[key]: g.varied.get(key) for key in varied}
         for g in groups

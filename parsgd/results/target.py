@@ -71,12 +71,15 @@ def reached(job: Job, target: float | None) -> dict[str, Any] | None:
 def _default(groups: Sequence[Group]) -> Target:
     jobs = [job for group in groups for job in group.jobs]
     first, *others = {_number(job.config.get("target_accuracy")) for job in jobs}
-    if first is not None and not others:
+    if first is not None and not others and 0 < first <= 1:
         return Target(float(first), "the target_accuracy of every config")
     best = max((_best(job) for job in jobs), default=0.0)
     value = round(SHARE * best, 3)
     if value <= 0:
         return Target(None, "no test accuracy was measured")
+    untrained = [x for job in jobs for x in _accuracies(job, trained=False)]
+    if max(untrained, default=0.0) >= value:
+        return Target(None, f"no run did better than untrained, {max(untrained):.4f}")
     return Target(value, f"{SHARE:.0%} of the best, {best:.4f}", _caution(groups))
 
 
@@ -86,8 +89,17 @@ def _number(value: Any) -> float | None:
 
 
 def _best(job: Job) -> float:
-    known = (line.get("test_accuracy") for line in job.metrics)
-    return max((accuracy for accuracy in known if accuracy is not None), default=0.0)
+    return max(_accuracies(job, trained=True), default=0.0)
+
+
+def _accuracies(job: Job, *, trained: bool) -> list[float]:
+    """Of its evaluations after the first round, or of those before."""
+    return [
+        line["test_accuracy"]
+        for line in job.metrics
+        if line.get("test_accuracy") is not None
+        and ((line.get("round") or 0) > 0) == trained
+    ]
 
 
 def _caution(groups: Sequence[Group]) -> str:

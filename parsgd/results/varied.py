@@ -34,8 +34,13 @@ def choice_of(job: Job, name: str) -> str:
     return str(config) if config is not None else "unknown"
 
 
-def varying(jobs: list[Job]) -> list[str]:
-    """Keys that differ between configurations and have no column of their own."""
+def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
+    """Keys that differ between configurations and have no column of their own.
+
+    Args:
+        jobs: One of each configuration.
+        configs: What each is told apart by, see `settings`.
+    """
     asked = [overrides(job) for job in jobs]
     keys = [
         key
@@ -47,7 +52,6 @@ def varying(jobs: list[Job]) -> list[str]:
     ]
     keys += [key for key in SAID if any(_said(job, key) is not None for job in jobs)]
     columns = {tuple(str(value_of(job, key)) for job in jobs) for key in keys}
-    configs = [leaves(settings(job)) for job in jobs]
     strategies = [choice_of(job, "strategy") for job in jobs]
     called: dict[str, tuple[str, ...]] = {}  # groups that are told by what they call
     for key in dict.fromkeys(key for config in configs for key in config):
@@ -74,11 +78,7 @@ def value_of(job: Job, key: str) -> Any:
         return _said(job, key)
     asked = overrides(job).get(key)
     if asked is None:
-        value = job.config
-        for part in key.split("."):
-            if isinstance(value, list):
-                value = {str(i): x for i, x in enumerate(value)}
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = _found(job.config, key)
         # An override group such as ``scaling`` resolves to the call that it names.
         if isinstance(value, Mapping):
             return choice_of(job, key)
@@ -94,18 +94,63 @@ def value_of(job: Job, key: str) -> Any:
             return asked
 
 
-def settings(job: Job) -> dict[str, Any]:
-    """A job's config without what only repeats another part of it.
+def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """What each job is told apart by: its config with dotted keys, without its seed.
 
-    A resolved config says the seed again wherever a call takes it, and what
-    ``compressor`` and ``feedback`` are again inside the strategy that uses them.
+    Left out is what only repeats another part: a resolved config says what
+    ``compressor`` and ``feedback`` are again inside the strategy that uses them, and
+    the seed again wherever a call takes it. One job alone cannot tell such a seed from
+    a constant that happens to be equal, so it counts as repeated only where it follows
+    the seed in all jobs that are otherwise alike.
     """
+    found = [_settings(job) for job in jobs]
+    alike: dict[str, list[int]] = {}
+    for i, config in enumerate(found):
+        rest = {key: x for key, x in config.items() if not _is_seed(key)}
+        alike.setdefault(identity(rest), []).append(i)
+    for members in alike.values():
+        for key in {key for i in members for key in found[i] if _is_seed(key)}:
+            seeds = [(found[i].get(key), jobs[i].config.get("seed")) for i in members]
+            if all(nested == own for nested, own in seeds):
+                for i in members:
+                    del found[i][key]
+    for config in found:
+        config.pop("seed", None)
+    return found
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A text that two of `settings` share if they are the same configuration."""
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _settings(job: Job) -> dict[str, Any]:
     config = {key: x for key, x in job.config.items() if key not in UNSTORED}
     config |= {key: x for key in SAID if (x := _said(job, key)) is not None}
-    said = {"seed": config.get("seed"), "compressor": config.get("compressor")}
+    said = {"compressor": config.get("compressor")}
     if isinstance(config.get("feedback"), Mapping):
         said["reducer"] = config["feedback"]
-    return {key: _unrepeated(value, said) for key, value in config.items()}
+    flat = leaves({key: _unrepeated(value, said) for key, value in config.items()})
+    # A config may name its own output folder, which differs for every seed.
+    folder = str(job.folder.resolve())
+    return {key: value for key, value in flat.items() if folder not in str(value)}
+
+
+def _is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
+
+
+def _found(config: Mapping[str, Any], key: str) -> Any:
+    """What stands under a dotted key, or under a key that has dots itself."""
+    flat = leaves(config)
+    if key in flat:
+        return flat[key]
+    value: Any = config
+    for part in key.split("."):
+        if isinstance(value, list):
+            value = {str(i): x for i, x in enumerate(value)}
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def placement_of(job: Job) -> Mapping[str, Any]:

@@ -61,7 +61,8 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
         UserError: The folder cannot be written.
     """
     folder = Path(folder)
-    text = yaml.safe_dump(plain(config), sort_keys=False)  # before anything is removed
+    # Before anything is removed: it may not be storable.
+    text = yaml.safe_dump(plain(config, words=True), sort_keys=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RESULT).unlink(missing_ok=True)
@@ -100,7 +101,8 @@ def finish(folder: str | Path, result: Mapping[str, Any]) -> None:
     Args:
         folder: The job's folder.
         result: The fields of the schema but ``schema`` itself; numpy and jax scalars
-            become numbers, numbers that are not finite become null.
+            become numbers; numbers that are not finite become null, or in the config
+            words.
 
     Raises:
         UserError: The folder cannot be written, or the status is not a known one.
@@ -111,6 +113,8 @@ def finish(folder: str | Path, result: Mapping[str, Any]) -> None:
             f"use one of {', '.join(STATUSES[:3])}"
         )
     record = {"schema": SCHEMA} | plain(result)
+    if "config" in result:
+        record["config"] = plain(result["config"], words=True)
     try:
         write_atomic(Path(folder) / RESULT, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -131,8 +135,13 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, words: bool = False) -> Any:
     """The value as JSON can hold it: dicts, lists, strings, finite numbers, null.
+
+    Args:
+        value: What is to be stored.
+        words: Whether numbers that are not finite become words, by which settings stay
+            apart, in place of null, which a measurement without a value is.
 
     Raises:
         TypeError: It has a part that is none of these, nor an array of numbers.
@@ -140,21 +149,25 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     # Of the plain types themselves: NumPy's numbers, and enums, are subclasses.
-    for kind in (str, int):
-        if isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, str):
+        # A file's name may hold bytes that are no text, and no file could.
+        return str(value).encode(errors="backslashreplace").decode()
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        if math.isfinite(value):
+            return float(value)
+        return str(float(value)) if words else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, words=words) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [plain(item, words=words) for item in value]
     if isinstance(value, Path):
         return str(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biufU":
         raise TypeError(f"a {type(value).__name__} cannot be stored in a job's files")
-    return plain(array.tolist())
+    return plain(array.tolist(), words=words)
 
 
 def _drop_partial_line(file: Any) -> None:

@@ -1,0 +1,107 @@
+"""What tells runs apart in a report, and what in a result is refused."""
+
+import importlib
+import json
+import math
+
+import numpy as np
+import pytest
+
+from parsgd import results
+from parsgd.errors import UserError
+
+fake_job = importlib.import_module("fake_jobs").fake_job
+
+
+def seeded(folder, seed, nested, **more):
+    data = {"_target_": "parsgd.synthetic", "seed": nested}
+    fake_job(folder, seed=seed, task=data, overrides=[], **more)
+
+
+def told_apart(folder):
+    table = results.table(results.load(folder))
+    columns = [name for name in table.columns if name.endswith("seed")]
+    return sorted(table["n"].to_list()), columns
+
+
+def test_a_fixed_seed_of_the_data_is_no_repeat_of_the_runs_own(tmp_path):
+    for seed in (0, 1, 2):
+        seeded(tmp_path / str(seed), seed, 0)
+    assert told_apart(tmp_path) == ([3], [])
+
+
+def test_a_seed_that_follows_the_runs_own_tells_nothing_apart(tmp_path):
+    for seed in (0, 1, 2):
+        seeded(tmp_path / str(seed), seed, seed)
+    assert told_apart(tmp_path) == ([3], [])
+
+
+def test_seeds_that_cross_are_two_configurations(tmp_path):
+    for seed in (0, 1):
+        for nested in (0, 1):
+            seeded(tmp_path / f"{seed}-{nested}", seed, nested)
+    assert told_apart(tmp_path) == ([2, 2], ["task.seed"])
+
+
+def test_a_key_with_dots_is_found(tmp_path):
+    for rate in (0.1, 0.5):
+        fake_job(tmp_path / str(rate), overrides=[], **{"optimizer.lr": rate})
+    table = results.table(results.load(tmp_path))
+    assert sorted(table["optimizer.lr"].to_list()) == [0.1, 0.5]
+
+
+@pytest.mark.parametrize("key", ["Workers", "accuracy", "Strategy"])
+def test_a_key_like_a_column_gets_one_of_its_own(tmp_path, key):
+    for value in (1, 2):
+        fake_job(tmp_path / str(value), overrides=[], **{key: value})
+    table = results.table(results.load(tmp_path))
+    assert sorted(table[f"{key} (varied)"].to_list()) == [1, 2]
+    assert f"{key} (varied)" in results.markdown(table)
+
+
+def test_numbers_without_end_tell_configurations_apart(tmp_path):
+    values = [math.inf, -math.inf, math.nan, None, np.float32(1)]
+    for i, value in enumerate(values):
+        fake_job(tmp_path / str(i), overrides=[], clip={"at": [value]})
+    assert len(results.table(results.load(tmp_path))) == len(values)
+
+
+def test_an_unfinished_run_counts_as_the_latest(tmp_path):
+    fake_job(tmp_path / "old", status="failed", reason="no room")
+    fake_job(tmp_path / "new", status="interrupted")
+    old = tmp_path / "old" / "result.json"
+    record = json.loads(old.read_text()) | {"started": "2020-01-01T00:00:00+09:00"}
+    old.write_text(json.dumps(record))
+    assert results.table(results.load(tmp_path))["status"].to_list() == ["interrupted"]
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, 10**25, True])
+def test_a_size_that_is_none_is_told_by_its_file(tmp_path, size):
+    fake_job(tmp_path / "a")
+    path = tmp_path / "a" / "result.json"
+    record = json.loads(path.read_text())
+    record["summary"]["workers"] = size
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="not a size"):
+        results.load(tmp_path)
+
+
+def test_a_loss_is_shown_where_one_of_several_tasks_has_nothing_else(tmp_path):
+    fake_job(tmp_path / "a")
+    task = {"_target_": "parsgd.regression"}
+    fake_job(tmp_path / "b", task=task, regression=True)
+    table = results.table(results.load(tmp_path))
+    assert "Test loss" in results.markdown(table)
+    assert "Test loss" not in results.markdown(table.filter(table["task"] == "digits"))
+
+
+def test_an_untrained_model_sets_and_reaches_no_target(tmp_path):
+    lines = [0.21, 0.10, 0.11]
+    fake_job(tmp_path / "0", evaluations=3)
+    path = tmp_path / "0" / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record, accuracy in zip(records, lines, strict=True):
+        record["test_accuracy"] = accuracy
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    table = results.table(results.load(tmp_path))
+    assert table["target"].to_list() == [None] and table["reached"].to_list() == [None]
