@@ -40,7 +40,7 @@ def wait_for(sweep, *files):
             assert sweep.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
     children = psutil.Process(sweep.pid).children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if alive([child.pid])]
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "Ctrl-C", "SIGKILL"])
