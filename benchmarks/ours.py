@@ -65,7 +65,8 @@ def start(cell: Cell, kind: str, devices: int, seconds: float) -> Callable[[], i
     from parsgd.core import phases
     from parsgd.training.engine import Engine
     from parsgd.training.meter import Meter
-    from parsgd.training.plan import make_plan, segments
+    from parsgd.training.plan import make_plan
+    from parsgd.training.segments import segments
 
     inner = optax.sgd(LR) if cell.algorithm != "diloco_adamw" else optax.adamw(1e-3)
     strategy = {

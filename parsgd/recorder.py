@@ -19,7 +19,7 @@ from parsgd.training.run import Run
 
 # What tells runs apart besides what a script says, by its name in the summary.
 FACTS = ("task", "seed", "workers", "local_steps", "worker_batch", "global_batch")
-FACTS += ("tail", "micro_batches")
+FACTS += ("tail", "shards", "label_skew", "micro_batches")
 # Names that mean something in a config, and what the files of a job keep apart.
 RESERVED = {"strategy", "steps", "placement", *FACTS, *SAID, *UNSTORED}
 

@@ -12,6 +12,7 @@ from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike, checksum
 from parsgd.core import Algorithm, phases
 from parsgd.data.order import Tail
+from parsgd.data.shards import Shards
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
@@ -20,8 +21,9 @@ from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer, check_observer
-from parsgd.training.plan import make_plan, segments
+from parsgd.training.plan import make_plan
 from parsgd.training.run import Run
+from parsgd.training.segments import segments
 
 
 def fit(
@@ -42,6 +44,8 @@ def fit(
     placement: str = "auto",
     devices: int | Sequence[int] | None = None,
     tail: Tail = "drop",
+    shards: Shards = "reshuffled",
+    label_skew: float = 0.0,
     micro_batches: int = 1,
     max_bad_rounds: int = 3,
     logged_learning_rate: Callable[[int], Any] | None = None,
@@ -74,6 +78,11 @@ def fit(
         placement: ``"auto"``, ``"vmap"``, ``"shard_map"``, ``"pmap"`` or ``"debug"``.
         devices: How many devices, or which; see `parsgd.place`.
         tail: An epoch's last partial batch: ``"drop"`` or ``"weight"``.
+        shards: ``"reshuffled"`` among the workers in every epoch, or ``"fixed"``: each
+            worker keeps its part of the data, and where workers have devices of their
+            own, only that part is in a device's memory.
+        label_skew: Part of the examples that is dealt to fixed shards sorted by label,
+            from 0, where they are alike, to 1; see `parsgd.data.fixed_shards`.
         micro_batches: Gradient accumulation: equal parts of each worker's batch.
         max_bad_rounds: Stop as diverged after so many rounds in a row with a
             non-finite training loss.
@@ -125,6 +134,9 @@ def fit(
         rounds=rounds,
         seed=seed,
         tail=tail,
+        shards=shards,
+        label_skew=label_skew,
+        labels=task.data.train.y,
         micro_batches=micro_batches,
     )
     schedule = phases(strategy)
@@ -143,6 +155,8 @@ def fit(
         "local_steps": local_steps,
         "seed": seed,
         "tail": tail,
+        "shards": shards,
+        "label_skew": label_skew,
         "micro_batches": micro_batches,
         "phases": [[phase.start, phase.local_steps] for phase in schedule],
     }
@@ -190,6 +204,8 @@ def fit(
                 "seed": seed,
                 "planned_steps": plan.steps,
                 "tail": tail,
+                "shards": shards,
+                "label_skew": label_skew,
                 "micro_batches": micro_batches,
                 "earlier_workers": earlier,
                 **meter.summary(),

@@ -17,14 +17,18 @@ import parsgd
 from parsgd import cluster
 from parsgd.core import phases
 
+FIXED = " of fixed shards"
+
 
 def run(name: str) -> dict[str, np.ndarray]:
     """Where a short run of four workers ends."""
+    more = {"shards": "fixed", "label_skew": 0.5} if name.endswith(FIXED) else {}
+    name = name.removesuffix(FIXED)
     row = (ZOO | MORE_ROWS)[name]
     algorithm = row.make(optax.sgd(0.1, 0.9))
     own = any(phase.local_steps for phase in phases(algorithm))
     done = parsgd.fit(
-        tiny(),
+        tiny(94),
         algorithm,
         workers=4,
         local_steps=1 if own else row.local_steps,
@@ -33,6 +37,8 @@ def run(name: str) -> dict[str, np.ndarray]:
         evaluations=1,
         placement="shard_map",
         devices=int(sys.argv[2]),
+        tail="weight",
+        **more,
     )
     leaves = jax.tree.leaves_with_path(done.readout)
     out = {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}

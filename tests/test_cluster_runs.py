@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
+from one_of_several import FIXED
 from processes import finished, free_address, parsgd, two_by_hand
 from zoo import MORE_ROWS, ZOO
 
@@ -36,6 +37,8 @@ ALGORITHMS = (
     "demo",
     "one-bit adam",
     "one_bit two-sided",
+    "sync_sgd" + FIXED,
+    "local_sgd average" + FIXED,
 )
 OTHERS = sorted({*ZOO, *MORE_ROWS} - {*ALGORITHMS})
 SHORT = ("workers=2", "epochs=1", "evaluations=1")

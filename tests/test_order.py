@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from parsgd.data import Order
+from parsgd.data.order import shared_batch
 from parsgd.errors import UserError
 
 
@@ -135,7 +136,7 @@ def test_A6_no_weights_when_the_batches_divide_the_data():
 )
 def test_D8_global_batch_that_four_workers_cannot_share(global_batch, advice):
     with pytest.raises(UserError) as error:
-        Order.of_global_batch(examples=64, workers=4, global_batch=global_batch)
+        shared_batch(global_batch, workers=4)
     assert f"global_batch={global_batch}" in str(error.value)
     assert "workers=4" in str(error.value)
     assert str(error.value).endswith(advice)
@@ -145,10 +146,10 @@ def test_D8_advice_is_valid_for_every_size():
     for workers in range(1, 9):
         for batch in range(1, 40):
             if batch % workers == 0:
-                Order.of_global_batch(examples=64, workers=workers, global_batch=batch)
+                shared_batch(batch, workers=workers)
                 continue
             with pytest.raises(UserError) as error:
-                Order.of_global_batch(examples=64, workers=workers, global_batch=batch)
+                shared_batch(batch, workers=workers)
             batches, counts = (
                 str(error.value).split("use global_batch=")[1].split(", or workers=")
             )

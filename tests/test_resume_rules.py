@@ -21,7 +21,8 @@ from parsgd import UserError
 from parsgd.checkpoint import leaves, resize
 from parsgd.checkpoint.leaves import Leaf
 from parsgd.training.loop import resumed_plan
-from parsgd.training.plan import Origin, make_plan, segments
+from parsgd.training.plan import Origin, make_plan
+from parsgd.training.segments import segments
 
 
 def own(x, workers, dtype="float32"):

@@ -12,7 +12,8 @@ from parsgd import comm
 from parsgd.compressors import scaled_sign, top_k
 from parsgd.core import init_state, no_sync, phases, run_round
 from parsgd.placement.spmd import spmd
-from parsgd.training.plan import make_plan, segments
+from parsgd.training.plan import make_plan
+from parsgd.training.segments import segments
 
 LR, MU = 0.1, 0.8
 

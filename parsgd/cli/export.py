@@ -14,7 +14,7 @@ from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
 from parsgd.config.choices import config_dir
-from parsgd.config.objects import SIZES, build
+from parsgd.config.objects import build, plan_of
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.errors import UserError, first_line
@@ -23,7 +23,6 @@ from parsgd.results.writing import CHECKPOINTS, METRICS
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import evaluator
-from parsgd.training.plan import make_plan
 from parsgd.words import counted
 
 EXPORT = """\
@@ -148,8 +147,7 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
             " take the readout of its run there, `parsgd.fit(...).readout`"
         )
     built = build(DictConfig(meta["config"]), allowed=allowed)
-    sizes = {name: built.arguments[name] for name in SIZES}
-    plan = make_plan(len(built.task.data.train.x), **sizes)
+    plan = plan_of(built.task, built.arguments)
     engine = Engine(built.task, phases(built.strategy), order=plan.order)
     template = engine.init(jax.random.key(0))
     wanted = leaves.abstract(template)

@@ -6,21 +6,20 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from parsgd.config.objects import SIZES, Built
+from parsgd.config.objects import Built, plan_of
 from parsgd.core import phases
 from parsgd.progress import compare, per_round
 from parsgd.traffic import Traffic
 from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine
-from parsgd.training.plan import Segment, make_plan, segments
+from parsgd.training.segments import Segment, segments
 from parsgd.words import counted
 
 
 def show(built: Built, console: Console | None = None) -> None:
     """Print what one worker sends per round, in each phase of the algorithm."""
     console = console or Console()
-    sizes = {name: built.arguments[name] for name in SIZES}
-    plan = make_plan(len(built.task.data.train.x), **sizes)
+    plan = plan_of(built.task, built.arguments)
     schedule = phases(built.strategy)
     check_local_steps(plan, schedule)
     engine = Engine(
@@ -29,7 +28,7 @@ def show(built: Built, console: Console | None = None) -> None:
         order=plan.order,
         kind=built.arguments["placement"],
         devices=built.arguments["devices"],
-        micro_batches=sizes["micro_batches"],
+        micro_batches=built.arguments["micro_batches"],
     )
     size = decimal(engine.parameter_bytes)
     for line in (*plan.describe(), f"{engine.parameters:,} parameters, {size}"):

@@ -17,11 +17,12 @@ from parsgd.errors import UserError
 from parsgd.flat import UNSTORED
 from parsgd.strategies import block_momentum
 from parsgd.tasks import Task
-from parsgd.training.plan import check_given, make_plan
+from parsgd.training.plan import Plan, check_given, make_plan
 
 BATCHES = ("worker_batch", "global_batch")
 BUDGETS = ("epochs", "samples", "rounds")
-SIZES = ("workers", "local_steps", *BATCHES, "seed", "tail", *BUDGETS, "micro_batches")
+SIZES = ("workers", "local_steps", *BATCHES, *BUDGETS, "micro_batches")
+SIZES += ("seed", "tail", "shards", "label_skew")
 FIT = ("target_accuracy", "evaluations", "train_examples", "max_bad_rounds")
 FIT += ("check_replicas",)
 
@@ -81,7 +82,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     task = call(first["task"], "task", allowed=allowed)
     if not isinstance(task, Task):
         raise wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
-    plan = make_plan(len(task.data.train.x), **{name: first[name] for name in SIZES})
+    plan = plan_of(task, first)
     config = resolved(cfg, plan.steps)
     scaled = make_optimizer(config, plan, allowed)
     strategy = _strategy(config, scaled, allowed)
@@ -94,6 +95,12 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     arguments["devices"] = _devices(config["placement"]["devices"])
     arguments["logged_learning_rate"] = scaled.schedule
     return Built(config, task, strategy, arguments, scaled.facts, lines)
+
+
+def plan_of(task: Task, config: Mapping[str, Any]) -> Plan:
+    """The sizes and the budget of a config's run."""
+    x, y = task.data.train
+    return make_plan(len(x), labels=y, **{name: config[name] for name in SIZES})
 
 
 def check(cfg: DictConfig) -> dict[str, Any]:

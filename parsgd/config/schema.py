@@ -79,6 +79,8 @@ class Config:
     evaluations: int = 10
     train_examples: int = 10_000
     tail: str = "drop"
+    shards: str = "reshuffled"
+    label_skew: float = 0.0
     micro_batches: int = 1
     max_bad_rounds: int = 3
     check_replicas: bool = False

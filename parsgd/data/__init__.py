@@ -7,6 +7,7 @@ from parsgd.data.digits import load_digits
 from parsgd.data.fashion_mnist import load_fashion_mnist
 from parsgd.data.npz import load_npz
 from parsgd.data.order import Order
+from parsgd.data.shards import fixed_shards
 from parsgd.data.synthetic import make_synthetic
 from parsgd.data.text import load_text
 
@@ -15,6 +16,7 @@ __all__ = [
     "Order",
     "Split",
     "Standardize",
+    "fixed_shards",
     "load_breast_cancer",
     "load_csv",
     "load_digits",

@@ -8,14 +8,19 @@ With ``B = W * b`` the global batch, epoch ``e`` has one permutation ``p_e`` of 
 
 So shards are disjoint, every example comes once per epoch, synchronous SGD sees the
 same samples for every W at equal B, and a resumed run needs only its step.
+
+With fixed shards each worker has a permutation of its own ones in each epoch, drawn
+from ``(seed, e, w)``, and takes b of them per step.
 """
 
 import functools
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from parsgd.data.shards import Shards, check_shards, fixed_shards, shard_starts
 from parsgd.errors import UserError
 from parsgd.words import counted
 
@@ -42,6 +47,10 @@ class Order:
         worker_batch: b, examples per worker and step, at least 1.
         seed: 0 to 2**32 - 1; with the epoch it determines the permutation.
         tail: ``"drop"`` or ``"weight"``.
+        shards: ``"reshuffled"``: every epoch deals all examples out anew.
+            ``"fixed"``: each worker keeps its part, see `parsgd.data.fixed_shards`.
+        label_skew: Part of the examples that fixed shards sort by label, 0 to 1.
+        labels: Class of each example, ``[N]``, for a ``label_skew`` above 0.
 
     Raises:
         UserError: A size is below 1, or the global batch exceeds the data.
@@ -62,6 +71,9 @@ class Order:
     worker_batch: int = 1
     seed: int = 0
     tail: Tail = "drop"
+    shards: Shards = "reshuffled"
+    label_skew: float = 0.0
+    labels: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         for key in ("examples", "workers", "worker_batch"):
@@ -76,55 +88,13 @@ class Order:
             )
         if self.tail not in ("drop", "weight"):
             raise UserError(f"tail={self.tail!r}: choose 'drop' or 'weight'.")
+        check_shards(self.shards, self.label_skew, self.labels)
         if self.global_batch > self.examples:
             raise UserError(
                 f"workers={self.workers} x worker_batch={self.worker_batch} is a "
                 f"global_batch of {self.global_batch}, more than the "
                 f"{counted(self.examples, 'training example')}: {_advice(self)}."
             )
-
-    @classmethod
-    def of_global_batch(
-        cls,
-        *,
-        examples: int,
-        workers: int = 1,
-        global_batch: int,
-        seed: int = 0,
-        tail: Tail = "drop",
-    ) -> "Order":
-        """The order that shares ``global_batch`` equally among the workers.
-
-        Raises:
-            UserError: ``global_batch`` is not a positive multiple of ``workers``; the
-                message names the nearest valid values.
-
-        Example:
-            >>> order = Order.of_global_batch(examples=64, workers=4, global_batch=8)
-            >>> order.worker_batch
-            2
-            >>> Order.of_global_batch(examples=64, workers=4, global_batch=10)
-            ... # doctest: +ELLIPSIS
-            Traceback (most recent call last):
-            parsgd.errors.UserError: global_batch=10 cannot be shared equally by ...
-        """
-        if workers < 1 or global_batch < 1:
-            raise UserError(
-                f"workers={workers}, global_batch={global_batch}: "
-                "both must be at least 1."
-            )
-        if global_batch % workers:
-            raise UserError(
-                f"global_batch={global_batch} cannot be shared equally by "
-                f"workers={workers}: use {_nearest(global_batch, workers)}."
-            )
-        return cls(
-            examples=examples,
-            workers=workers,
-            worker_batch=global_batch // workers,
-            seed=seed,
-            tail=tail,
-        )
 
     @property
     def global_batch(self) -> int:
@@ -146,6 +116,26 @@ class Order:
     def dropped(self) -> int:
         """Examples that sit out each epoch."""
         return self.examples % self.global_batch if self.tail == "drop" else 0
+
+    @property
+    def fixed(self) -> bool:
+        """Whether each worker keeps its shard."""
+        return self.shards == "fixed"
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """All examples, fixed shard by fixed shard."""
+        return fixed_shards(
+            self.examples,
+            seed=self.seed,
+            label_skew=self.label_skew,
+            labels=self.labels,
+        )
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """Where in `rows` each worker's shard starts, and the end: ``[W + 1]``."""
+        return shard_starts(self.examples, self.workers)
 
     def describe(self) -> str:
         """One line for the start of a run: what happens to the last partial batch."""
@@ -190,6 +180,11 @@ class Order:
         partial = np.arange(start, start + count) % per_epoch == per_epoch - 1
         weight[partial, :rest] = self.global_batch / rest
         weight[partial, rest:] = 0.0
+        if self.fixed:
+            left = np.diff(self.starts) - (per_epoch - 1) * self.worker_batch
+            real = np.arange(self.worker_batch) < left[:, None]
+            weight[partial] = real.reshape(-1) * (self.global_batch / rest)
+            return index.reshape(slots), weight.reshape(slots)
         # Dealt like cards, so that every worker gets its share of the last examples.
         turns = slots[:0:-1]
         for array in (index, weight):
@@ -199,17 +194,55 @@ class Order:
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """One epoch's batches, ``[steps_per_epoch, B]``."""
+        if self.fixed:
+            return self._epoch_of_shards(epoch)
         order = _permutation(self.examples, self.seed, epoch)
         size = self.steps_per_epoch * self.global_batch
         if size > self.examples:
             order = np.concatenate([order, order[: size - self.examples]])
         return order[:size].reshape(-1, self.global_batch)
 
+    def _epoch_of_shards(self, epoch: int) -> np.ndarray:
+        steps, b = self.steps_per_epoch, self.worker_batch
+        batches = np.empty((steps, self.workers, b), np.int32)
+        for w, (start, end) in enumerate(itertools.pairwise(self.starts)):
+            order = _permutation(int(end - start), self.seed, epoch, w)
+            # A padded slot holds one of the shard's first.
+            own = self.rows[start:end][np.resize(order, steps * b)]
+            batches[:, w] = own.reshape(steps, b)
+        return batches.reshape(steps, self.global_batch)
+
+
+def shared_batch(global_batch: int, workers: int) -> int:
+    """The batch of each worker that makes up ``global_batch``.
+
+    Raises:
+        UserError: It is not a positive multiple of ``workers``; the message names the
+            nearest valid values.
+
+    Example:
+        >>> shared_batch(8, workers=4)
+        2
+        >>> shared_batch(10, workers=4)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        parsgd.errors.UserError: global_batch=10 cannot be shared equally by ...
+    """
+    if workers < 1 or global_batch < 1:
+        raise UserError(
+            f"workers={workers}, global_batch={global_batch}: both must be at least 1."
+        )
+    if global_batch % workers:
+        raise UserError(
+            f"global_batch={global_batch} cannot be shared equally by "
+            f"workers={workers}: use {_nearest(global_batch, workers)}."
+        )
+    return global_batch // workers
+
 
 # A dispatch of several rounds and the next one ask for the same few epochs.
 @functools.lru_cache(maxsize=16)
-def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
-    stream = np.random.SeedSequence(seed, spawn_key=(epoch,))
+def _permutation(examples: int, seed: int, *key: int) -> np.ndarray:
+    stream = np.random.SeedSequence(seed, spawn_key=key)
     order = np.random.Generator(np.random.Philox(stream)).permutation(
         np.arange(examples, dtype=np.int32)
     )

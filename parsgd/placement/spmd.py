@@ -5,7 +5,7 @@ What workers share (`parsgd.lanes`) is stored once, on each device that needs it
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,9 @@ from parsgd.cluster.alike import check_alike
 from parsgd.comm import DEVICES, LANES
 from parsgd.lanes import axes, one_worker, prefixed
 from parsgd.placement.devices import Placement
+
+# In place of True: the lanes of a device share it, and each device has its own.
+PER_DEVICE = "per device"
 
 # A call of a host's function: what follows its arguments has the function's number.
 _CALL = re.compile(r"(custom_call @\w*callback\w*\(.*?\)).*?(?= : )")
@@ -38,6 +41,7 @@ def spmd(
         placement: Where the workers are.
         shared_in: Per argument, a tree prefix of bools: True where all workers get the
             same leaf (stored once), False where the leaf has a leading worker axis W.
+            `PER_DEVICE` where it has one part for each device, see `scattered`.
         shared_out: The same for the outputs. A True that does not hold is an error
             under vmap; take it from
             `parsgd.lanes.shared_outputs`.
@@ -60,9 +64,7 @@ def spmd(
         return _pmapped(body, placement, shared_in, shared_out, args)
 
     def specs(shared):
-        return jax.tree.map(
-            lambda same: PartitionSpec() if same else PartitionSpec(DEVICES), shared
-        )
+        return jax.tree.map(_spec, shared)
 
     # check_vma=False: with it on, jax.grad of replicated parameters silently sums over
     # devices, and the algorithm would reduce a second time.
@@ -73,6 +75,11 @@ def spmd(
         out_specs=specs(shared_out),
         check_vma=False,
     )
+
+
+def _spec(shared: bool | str) -> PartitionSpec:
+    apart = not shared or shared == PER_DEVICE
+    return PartitionSpec(DEVICES) if apart else PartitionSpec()
 
 
 def _pmapped(
@@ -178,10 +185,27 @@ def put(tree: Any, placement: Placement, shared: Any) -> Any:
     place = jax.device_put if placement.processes == 1 else _put_own_part
 
     def leaf(same, x):
-        spec = PartitionSpec() if same else PartitionSpec(DEVICES)
-        return place(x, NamedSharding(placement.mesh, spec))
+        return place(x, NamedSharding(placement.mesh, _spec(same)))
 
     return prefixed(leaf, shared, tree)
+
+
+def scattered(x: np.ndarray, parts: Sequence[np.ndarray], placement: Placement) -> Any:
+    """Rows of ``x``, on each device those that its lanes need: one `PER_DEVICE` leaf.
+
+    Args:
+        x: ``[N, ...]``; a process reads the rows of its own devices only.
+        parts: Each device's rows, equally many.
+        placement: Where the workers are; with a mesh.
+    """
+    size = len(parts[0])
+
+    def part(where: Any) -> np.ndarray:
+        return x[parts[(where[0].start or 0) // size]]
+
+    sharding = NamedSharding(placement.mesh, PartitionSpec(DEVICES))
+    shape = (len(parts) * size, *x.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 def _put_own_part(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -20,6 +20,7 @@ from parsgd.placement import spmd
 from parsgd.placement.devices import Placement, better_in_turn, place, prepare
 from parsgd.tasks import Task
 from parsgd.training.evaluate import all_finite
+from parsgd.training.shards import OnDevices
 from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
@@ -73,6 +74,7 @@ class Engine:
         self.placement: Placement = place(
             order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
+        self._shards = OnDevices(order, self.placement)
         self._lanes = self._lanes_in_turn()
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
@@ -121,9 +123,7 @@ class Engine:
 
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""
-        self._data = spmd.put(
-            tuple(self.worker.task.data.train), self.placement, (True, True)
-        )
+        self._data = self._shards.place(self.worker.task.data.train)
         init_key, run_key = jax.random.split(key)
         # On one device and apart from the algorithm: the same program in every job of
         # a sweep, so the compilation cache has it.
@@ -160,12 +160,14 @@ class Engine:
         Args:
             state: Donated: its buffers are reused.
             phase: Index of the phase.
-            index: ``[W, R, H, b]``, of which the first ``count`` of R rounds are run.
+            index: Of examples, ``[W, R, H, b]``, of which the first ``count`` of R
+                rounds are run.
             weight: Same shape, or None.
             count: Rounds to run.
             measure: Whether to measure the workers' spread in the last of them, for
                 which they exchange their parameters once more.
         """
+        index = self._shards.local(index)
         batches = spmd.put((index, weight), self.placement, (False, False))
         last = count - 1 if measure else -1
         n = spmd.put((jnp.int32(count), jnp.int32(last)), self.placement, (True, True))
@@ -174,7 +176,7 @@ class Engine:
         if key not in self._programs:
             self._programs[key] = self._compile(
                 functools.partial(self._rounds, phase),
-                (self.shared, True, True, False, False, (True, True)),
+                (self.shared, *self._shards.shared, False, False, (True, True)),
                 (self.shared, False, True),
                 args,
                 "round",

@@ -12,7 +12,8 @@ from parsgd.training.evaluate import all_finite, evaluator
 from parsgd.training.keeper import Keeper
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer
-from parsgd.training.plan import Origin, Plan, Segment, after, segments, stretches
+from parsgd.training.plan import Origin, Plan
+from parsgd.training.segments import Segment, after, segments, stretches
 from parsgd.training.skipped import Skipped
 
 

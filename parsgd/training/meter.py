@@ -12,7 +12,8 @@ import numpy as np
 from rich.filesize import decimal
 
 from parsgd.training.engine import Engine, Outcome
-from parsgd.training.plan import Plan, Segment
+from parsgd.training.plan import Plan
+from parsgd.training.segments import Segment
 from parsgd.words import counted
 
 Record = dict[str, Any]

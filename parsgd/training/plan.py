@@ -6,13 +6,13 @@ of each worker, so that runs with equal budgets see equally many samples.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parsgd.core import Phase
-from parsgd.data.order import Order, Tail
+from parsgd.data.order import Order, Tail, shared_batch
+from parsgd.data.shards import Shards, describe_shards
 from parsgd.errors import UserError
 from parsgd.words import counted
 
@@ -105,6 +105,8 @@ class Plan(NamedTuple):
             f"{counted(self.steps, 'step')}, {self.local_steps} per round",
             order.describe(),
         ]
+        if order.fixed:
+            lines.append(describe_shards(order.starts, order.label_skew))
         if self.local_steps > self.steps:
             lines.append(
                 f"warning: local_steps={self.local_steps} exceeds the run's "
@@ -125,6 +127,9 @@ def make_plan(
     rounds: int | None = None,
     seed: int = 0,
     tail: Tail = "drop",
+    shards: Shards = "reshuffled",
+    label_skew: float = 0.0,
+    labels: np.ndarray | None = None,
     micro_batches: int = 1,
 ) -> Plan:
     """Check the sizes and the budget of a run.
@@ -141,6 +146,9 @@ def make_plan(
         rounds: Budget in rounds of ``local_steps`` steps.
         seed: Of the data order.
         tail: What becomes of an epoch's last partial batch, see `Order`.
+        shards: Whether workers keep their part of the data, see `Order`.
+        label_skew: How much fixed shards differ, see `Order`.
+        labels: Of the training set, for a ``label_skew`` above 0.
         micro_batches: Parts that each worker's batch is split into.
 
     Raises:
@@ -168,22 +176,18 @@ def make_plan(
         {"epochs": epochs, "samples": samples, "rounds": rounds},
     )
     if global_batch is not None:
-        order = Order.of_global_batch(
-            examples=examples,
-            workers=workers,
-            global_batch=global_batch,
-            seed=seed,
-            tail=tail,
-        )
-    else:
-        assert worker_batch is not None
-        order = Order(
-            examples=examples,
-            workers=workers,
-            worker_batch=worker_batch,
-            seed=seed,
-            tail=tail,
-        )
+        worker_batch = shared_batch(global_batch, workers)
+    assert worker_batch is not None
+    order = Order(
+        examples=examples,
+        workers=workers,
+        worker_batch=worker_batch,
+        seed=seed,
+        tail=tail,
+        shards=shards,
+        label_skew=label_skew,
+        labels=labels,
+    )
     if micro_batches < 1 or order.worker_batch % micro_batches:
         raise UserError(
             f"micro_batches={micro_batches} does not divide the worker_batch of "
@@ -232,69 +236,3 @@ def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
             f"{order.global_batch}: raise the budget or lower the batch"
         )
     return int(steps)
-
-
-class Segment(NamedTuple):
-    """Consecutive rounds with the same program.
-
-    Attributes:
-        phase: Index of the phase that runs.
-        local_steps: H of every round in it.
-        rounds: How many.
-    """
-
-    phase: int
-    local_steps: int
-    rounds: int
-
-    @property
-    def steps(self) -> int:
-        """Local steps of each worker in all of its rounds."""
-        return self.local_steps * self.rounds
-
-
-def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
-    """The run from its origin on, as stretches of equal rounds.
-
-    A phase ends, and so does the run, with a shorter round where H does not divide its
-    steps: every run ends synchronised and after exactly ``plan.steps`` steps.
-    """
-    out = []
-    first = plan.origin.step
-    starts = [min(max(phase.start, first), plan.steps) for phase in phases]
-    starts.append(plan.steps)
-    for i, phase in enumerate(phases):
-        own = phase.local_steps
-        h = plan.local_steps if own is None else own
-        full, rest = divmod(starts[i + 1] - starts[i], h)
-        out += [Segment(i, h, full)] * (full > 0) + [Segment(i, rest, 1)] * (rest > 0)
-    return out
-
-
-def after(parts: Sequence[Segment], rounds: int) -> list[Segment]:
-    """What is left of ``parts`` after their first ``rounds`` rounds."""
-    left = []
-    for part in parts:
-        skipped = min(part.rounds, rounds)
-        rounds -= skipped
-        if skipped < part.rounds:
-            left.append(part._replace(rounds=part.rounds - skipped))
-    return left
-
-
-def stretches(parts: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
-    """Cut a run into ``evaluations`` stretches of nearly equally many rounds."""
-    total = sum(part.rounds for part in parts)
-    count = min(evaluations, total)
-    bounds = [round(total * (i + 1) / count) for i in range(count)]
-    todo, done = list(parts), 0
-    for bound in bounds:
-        stretch = []
-        while done < bound:
-            head = todo.pop(0)
-            take = min(head.rounds, bound - done)
-            stretch.append(head._replace(rounds=take))
-            if take < head.rounds:
-                todo.insert(0, head._replace(rounds=head.rounds - take))
-            done += take
-        yield stretch

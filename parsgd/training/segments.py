@@ -1,0 +1,73 @@
+"""A run as stretches of equal rounds, each of which is one program."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from parsgd.core import Phase
+from parsgd.training.plan import Plan
+
+
+class Segment(NamedTuple):
+    """Consecutive rounds with the same program.
+
+    Attributes:
+        phase: Index of the phase that runs.
+        local_steps: H of every round in it.
+        rounds: How many.
+    """
+
+    phase: int
+    local_steps: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Local steps of each worker in all of its rounds."""
+        return self.local_steps * self.rounds
+
+
+def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
+    """The run from its origin on, as stretches of equal rounds.
+
+    A phase ends, and so does the run, with a shorter round where H does not divide its
+    steps: every run ends synchronised and after exactly ``plan.steps`` steps.
+    """
+    out = []
+    first = plan.origin.step
+    starts = [min(max(phase.start, first), plan.steps) for phase in phases]
+    starts.append(plan.steps)
+    for i, phase in enumerate(phases):
+        own = phase.local_steps
+        h = plan.local_steps if own is None else own
+        full, rest = divmod(starts[i + 1] - starts[i], h)
+        out += [Segment(i, h, full)] * (full > 0) + [Segment(i, rest, 1)] * (rest > 0)
+    return out
+
+
+def after(parts: Sequence[Segment], rounds: int) -> list[Segment]:
+    """What is left of ``parts`` after their first ``rounds`` rounds."""
+    left = []
+    for part in parts:
+        skipped = min(part.rounds, rounds)
+        rounds -= skipped
+        if skipped < part.rounds:
+            left.append(part._replace(rounds=part.rounds - skipped))
+    return left
+
+
+def stretches(parts: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
+    """Cut a run into ``evaluations`` stretches of nearly equally many rounds."""
+    total = sum(part.rounds for part in parts)
+    count = min(evaluations, total)
+    bounds = [round(total * (i + 1) / count) for i in range(count)]
+    todo, done = list(parts), 0
+    for bound in bounds:
+        stretch = []
+        while done < bound:
+            head = todo.pop(0)
+            take = min(head.rounds, bound - done)
+            stretch.append(head._replace(rounds=take))
+            if take < head.rounds:
+                todo.insert(0, head._replace(rounds=head.rounds - take))
+            done += take
+        yield stretch
