@@ -4,7 +4,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -80,6 +80,20 @@ def raised_at(error: BaseException) -> str:
             line = line if inside else f"{path.name}:{frame.lineno}"
     text = ", ".join(filter(None, [line, *found]))
     return f" ({text})" if text else ""
+
+
+def check_accuracy(name: str, value: object) -> None:
+    """Refuse a value that is no accuracy.
+
+    Args:
+        name: What the value is of.
+        value: As given.
+
+    Raises:
+        UserError: It is not in [0, 1].
+    """
+    if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise UserError(f"{name}={value}: must be a fraction between 0 and 1")
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:

@@ -12,7 +12,7 @@ from parsgd import cluster
 from parsgd.training.meter import Record
 from parsgd.training.observer import Observer
 from parsgd.training.run import Run
-from parsgd.words import decimals
+from parsgd.words import decimals, number
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +110,20 @@ class Progress(Observer):
     def progress(self, step: int, steps: int, record: Record) -> None:
         """Move the bar."""
         if self._bar is not None:
-            # What is left of the line beside the bar, its share and the time to go.
-            room = self._console.width * 5 // 6 - len(" 100%  0:00:00 ")
-            text = _text(record, self._accuracy, room)
+            text = _text(record, self._accuracy, self._room())
             self._bar.update(self._row, completed=step, total=steps, text=text)
+
+    def _room(self) -> int:
+        """What is left of a line beside the bar, its share and the time to go."""
+        return self._console.width * 5 // 6 - len(" 100%  0:00:00 ")
 
     def record(self, record: Record) -> None:
         """One line per evaluation, where there is no bar and the job is not brief."""
         self._accuracy = record.get("test_accuracy")
+        if self._bar is not None:
+            self._bar.update(
+                self._row, text=_text(record, self._accuracy, self._room())
+            )
         line = f"step {record['step']}, epoch {record['epoch']:.2f}: "
         line += _text(record, self._accuracy)
         log.info(line)
@@ -154,7 +160,7 @@ def compare(
     more = MORE if "all-gather" in calls and sent > 1.001 * dense else ""
     return (
         f"{when} a worker sends {decimal(round(sent))}; all-reduced gradients: "
-        f"{decimal(round(dense))}, ratio {dense / sent:.3g}{more}"
+        f"{decimal(round(dense))}, ratio {number(dense / sent)}{more}"
     )
 
 

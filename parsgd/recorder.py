@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 
 from parsgd import cluster, results
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_accuracy
 from parsgd.flat import UNSTORED
 from parsgd.results.varied import SAID
 from parsgd.results.writing import plain
@@ -71,6 +72,10 @@ class Recorder(Observer):
             raise UserError(
                 f"strategy={strategy!r:.60}: a Recorder keeps the algorithm's name, "
                 "such as 'local_sgd'"
+            )
+        if not isinstance(folder, str | os.PathLike) or not str(folder):
+            raise UserError(
+                f"folder={folder!r:.60}: give the name of a folder for this run alone"
             )
         self._folder, self._strategy = Path(folder), strategy
         self._more = _checked({} if config is None else config)
@@ -162,6 +167,8 @@ def _checked(config: Any) -> dict[str, Any]:
                 f"config has {key!r}, which a Recorder fills in or the files of a run "
                 f"keep apart: choose another name, such as 'my_{key}'"
             )
+        if key == "target_accuracy" and value is not None:
+            check_accuracy(key, value)
         try:
             out[str(key)] = plain(value, words=True)
         except TypeError as error:

@@ -26,7 +26,8 @@ def test_help_lists_the_commands(command):
         assert f"parsgd {name}" in out
         assert command(name, "--help")[0] == 0
     assert command()[0] == 2
-    assert "no such command" in command("tarin")[2]
+    assert "no such command; did you mean train?" in command("tarin")[2]
+    assert "no such command; `parsgd --help`" in command("zzz")[2]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "strategy"]])

@@ -143,6 +143,8 @@ SWITCH = "strategy=post_local_sgd"
         ([SWITCH, "strategy.switch_step=${steps:abc}"], "'abc'"),
         (["hydra.run.dir=a_file"], "choose another folder with hydra.run.dir=DIR"),
         (["hydra.run.dir=a_file/run"], "a_file/run cannot be written"),
+        (["strategy.H=4"], "a size of the run, not of its strategy: local_steps=VALUE"),
+        (["hydra/launcher=processes"], "this is one run: add -m, or leave it out"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: there is no such folder"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -105,6 +105,20 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
     assert frames[-2].startswith(last)
 
 
+def test_the_bar_shows_the_accuracy_once_it_is_known():
+    out = io.StringIO()
+    display = Progress(Console(file=out, force_terminal=True, width=120))
+    sent = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
+    display.start(sent | {"calls_per_round": {}}, [])
+    record = {"step": 5, "epoch": 0.5, "samples": 640, "seconds": 2.0, "bytes": 5e6}
+    display.progress(5, 10, record)
+    display.record(record | {"test_accuracy": 0.75})
+    assert display._bar is not None
+    display._bar.refresh()
+    assert "50%" in out.getvalue() and "accuracy 0.7500" in out.getvalue()
+    display.end(None)
+
+
 def test_jobs_of_a_sweep_say_what_is_new_and_how_they_ended(monkeypatch):
     monkeypatch.setattr(Progress, "said", set())
     console = Console(file=io.StringIO(), width=120)

@@ -97,6 +97,7 @@ def test_a_folder_that_another_run_holds_is_refused(tmp_path):
         ({"f": 1j}, "a complex cannot be stored"),
         ({"f": b"x"}, "a bytes cannot be stored"),
         (["a"], "give a dict"),
+        ({"target_accuracy": 97}, "target_accuracy=97: must be a fraction"),
     ],
 )
 def test_a_config_that_would_mix_or_lose_runs_is_refused_at_once(
@@ -104,6 +105,8 @@ def test_a_config_that_would_mix_or_lose_runs_is_refused_at_once(
 ):
     with pytest.raises(UserError, match=said):
         parsgd.Recorder(tmp_path, "mine", config=config)
+    with pytest.raises(UserError, match="folder=3: give the name of a folder"):
+        parsgd.Recorder(3, "mine", config={})
     with pytest.raises(UserError, match="observer=Progress: give an observer"):
         parsgd.Recorder(tmp_path, "mine", observer=parsgd.Progress)
 

@@ -85,6 +85,12 @@ def train(arguments: list[str]) -> int:
         assert isinstance(overrides, list)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
         first = cluster.is_first()
+        launcher = hydra_config.runtime.choices["hydra/launcher"]
+        if not sweeping and launcher != "basic":
+            raise UserError(
+                f"hydra/launcher={launcher}: a launcher starts the jobs of a sweep, "
+                "and this is one run: add -m, or leave it out"
+            )
         if sweeping and first:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
@@ -100,9 +106,8 @@ def train(arguments: list[str]) -> int:
                 print(f"{number}{_ending(outcome)}", flush=True)
         elif outcome.status == "completed":
             if first and outcome.skipped:
-                more = (
-                    "; a larger budget would go on" if has_checkpoints(folder) else ""
-                )
+                more = "; `parsgd train resume={}` with a larger budget goes on"
+                more = more.format(folder) * has_checkpoints(folder)
                 print(f"completed before: {folder}{more}")
             elif first:
                 print(f"completed: {folder}")

@@ -1,5 +1,6 @@
 """The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
+import difflib
 import errno
 import logging
 import os
@@ -35,6 +36,7 @@ Examples:
 diverged, 2 wrong use.
 """
 
+COMMANDS = ("train", "traffic", "report", "export", "evaluate", "list", "launch", "lab")
 ALONE_SECONDS = 1.0
 _complaints: list[str] = []
 
@@ -123,10 +125,12 @@ def _command(name: str, rest: list[str]) -> int:
         from parsgd.lab.command import lab
 
         return lab(rest)
-    if name not in ("train", "traffic", "report", "export", "evaluate"):
-        meant = "`parsgd train resume=DIR` goes on with a run; "
-        more = meant if name == "resume" else ""
-        _complain(f"{name}: there is no such command; {more}`parsgd --help` lists them")
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        more = f"; did you mean {near[0]}?" if near else ";"
+        if name == "resume":
+            more = "; `parsgd train resume=DIR` goes on with a run."
+        _complain(f"{name}: there is no such command{more} `parsgd --help` lists them")
         return 2
     # Before JAX is imported: its runtime's errors are shown, its warnings are not.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -32,6 +32,17 @@ _VALUES = {
     "is not Optional": "it cannot be null: leave it out to have the default",
 }
 
+# What papers call the sizes of a run.
+SIZES_BY_LETTER = {
+    "H": "local_steps",
+    "K": "workers",
+    "W": "workers",
+    "B": "global_batch",
+    "b": "worker_batch",
+    "local_steps": "local_steps",
+    "workers": "workers",
+}
+
 # Launchers and sweepers that extras of parsgd bring.
 PLUGINS = {
     "joblib": "joblib",
@@ -203,6 +214,8 @@ def _not_overridable(
     where += f", which is {target} here" if target else ""
     there = f"{target or 'It'} has" if parent else "There are"
     listed = f" {there} {', '.join(keys)}." if keys else ""
+    if parent == "strategy" and (size := SIZES_BY_LETTER.get(name)):
+        return f"{key}: that is a size of the run, not of its strategy: {size}=VALUE"
     text = f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
     if parent and len(_choices_of(parent, arguments)) > 1:
         return (

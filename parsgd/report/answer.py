@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from parsgd.report.study import Part
-from parsgd.results.export import number, plus_minus, seconds, size
+from parsgd.results.export import plus_minus, seconds, size
 from parsgd.results.ranking import always_reached, reached_in_all
+from parsgd.words import number
 
 Row = dict[str, Any]
 Form = Callable[[Row], str]

@@ -20,9 +20,9 @@ from parsgd.report.plots import LINES, about, facets, key_of, plots
 from parsgd.report.remarks import short_runs
 from parsgd.report.study import Part, Study, curves_of, drawn
 from parsgd.report.style import DASHES, symbols, worker_counts, workers_of
-from parsgd.results.export import MISSING, no_spread
+from parsgd.results.export import no_spread
 from parsgd.results.varied import lanes_of
-from parsgd.words import counted
+from parsgd.words import MISSING, counted
 
 CONVERGENCE = (
     "Lines are means over the runs of a configuration, at the evaluations that all of "

@@ -25,7 +25,7 @@ from parsgd.report.study import (
     scaling_lines,
 )
 from parsgd.report.style import FILLS, workers_of
-from parsgd.results.export import MISSING
+from parsgd.words import MISSING
 
 LINES = 36  # on one plot; the filters thin them out
 CROWD = 16  # more lines than this are drawn thinner

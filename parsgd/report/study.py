@@ -40,7 +40,6 @@ class Curve(NamedTuple):
     x: dict[str, list[float]]  # by axis
     y: list[float]
     sem: list[float] | None  # None for a single run
-    runs: int
     status: str
 
 
@@ -133,7 +132,6 @@ def curve(group: Group, measure: str) -> Curve | None:
         },
         y=[mean for mean, _ in stats if mean is not None],
         sem=[sem or 0.0 for _, sem in stats] if len(by_round) > 1 else None,
-        runs=len(by_round),
         status=jobs[0].status,
     )
 

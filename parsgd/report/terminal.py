@@ -11,10 +11,11 @@ from rich.text import Text
 from parsgd import results
 from parsgd.report.remarks import short_runs
 from parsgd.results import COLUMNS, Job
-from parsgd.results.export import MISSING, needs_loss, no_spread, plus_minus, texts
+from parsgd.results.export import needs_loss, no_spread, plus_minus, texts
 from parsgd.results.ranking import SORTS, describe_sort, sorts_of
 from parsgd.results.table import table_of_groups
 from parsgd.results.varied import SAID
+from parsgd.words import MISSING
 
 HEADINGS = {
     "accuracy": "Accuracy\n± se (n)",

@@ -8,9 +8,7 @@ import polars as pl
 
 from parsgd.results.table import COLUMNS
 from parsgd.results.writing import write_atomic
-from parsgd.words import decimals
-
-MISSING = "-"  # in tables to read; in the files for programs it is a null
+from parsgd.words import MISSING, decimals, number
 
 _HIDDEN = {
     "accuracy_sem",
@@ -82,22 +80,6 @@ def no_spread(table: pl.DataFrame) -> str:
     if not any((table[name] == 0).any() for name in _ERRORS):
         return ""
     return "± 0: all runs of the row gave the same value, which is no certainty"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number for reading: few digits, thousands grouped, no exponent where avoidable.
-
-    Example:
-        >>> number(12345.6), number(0.01234), number(3.0), number(2e-7), number(1e30)
-        ('12,346', '0.0123', '3', '2e-07', '1e+30')
-        >>> number(None)
-        '-'
-    """
-    if value is None:
-        return MISSING
-    if 100 <= abs(value) < 1e12:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
 
 
 def size(value: float | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from parsgd.core import Phase, TrainState, no_sync
-from parsgd.errors import UserError, check_whole, stage
+from parsgd.errors import UserError, check_accuracy, check_whole, stage
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
 
@@ -32,10 +32,8 @@ def check_run(
     """
     for name, value in counts.items():
         check_whole(name, value)
-    if target_accuracy is not None and not 0 <= target_accuracy <= 1:
-        raise UserError(
-            f"target_accuracy={target_accuracy}: must be a fraction between 0 and 1"
-        )
+    if target_accuracy is not None:
+        check_accuracy("target_accuracy", target_accuracy)
     if rounds is not None and any(p.local_steps for p in schedule):
         raise UserError(
             "a budget in rounds is ambiguous here, because the number of local steps "
