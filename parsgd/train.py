@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 
-from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
@@ -150,6 +149,7 @@ def fit(
     facts = {
         "task": task.name,
         "examples": plan.order.examples,
+        "data_checksum": checksum((task.data.train, task.data.test)),
         "workers": plan.order.workers,
         "worker_batch": plan.order.worker_batch,
         "local_steps": local_steps,
@@ -163,7 +163,6 @@ def fit(
     _check_alike(
         facts | counts,
         checkpoints,
-        (task.data.train, task.data.test),
         steps=plan.steps,
         target_accuracy=target_accuracy,
         placement=placement,
@@ -201,6 +200,7 @@ def fit(
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
             summary = {
                 "task": task.name,
+                "data_checksum": facts["data_checksum"],
                 "seed": seed,
                 "planned_steps": plan.steps,
                 "tail": tail,
@@ -254,7 +254,7 @@ def fit(
 
 
 def _check_alike(
-    facts: dict[str, Any], checkpoints: Checkpoints | None, data: Any, **more: Any
+    facts: dict[str, Any], checkpoints: Checkpoints | None, **more: Any
 ) -> None:
     """Refuse processes that differ in what decides where they meet."""
     if checkpoints is not None:
@@ -262,6 +262,4 @@ def _check_alike(
         # Of these one process's are taken, or they are compared elsewhere.
         other = ("folder", "config", "overrides")
         more |= {k: v for k, v in checkpoints._asdict().items() if k not in other}
-    if cluster.processes() > 1:
-        more["data, by its checksum"] = checksum(data)
     check_alike(facts | more)

@@ -6,7 +6,7 @@ optimizer's numbers may change, and each change is printed. So may the number of
 and their batch: see `parsgd.checkpoint.resize`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,29 @@ def allowed(
         + (" (forced)" if key in wrong else "")
         for key, (before, after) in changed.items()
     ]
+
+
+def moved_phases(
+    old: Sequence[Sequence[Any]], new: Sequence[Sequence[Any]], step: int
+) -> list[str]:
+    """Lines on phases that begin elsewhere, as a part of a length that has changed.
+
+    Args:
+        old: Start and local steps of each phase of the run that was saved.
+        new: The same of the run that goes on.
+        step: Where it goes on.
+
+    Example:
+        >>> moved_phases([[0, 1], [8, 1]], [[0, 1], [132, 1]], step=44)
+        ['phase 1 begins at step 132, was 8: at step 44 it is left, and begins again']
+    """
+    lines = []
+    for phase, ((before, *_), (after, *_)) in enumerate(zip(old, new, strict=False)):
+        if before != after:
+            back = f": at step {step} it is left, and begins again"
+            more = back if before <= step < after else ""
+            lines.append(f"phase {phase} begins at step {after}, was {before}{more}")
+    return lines
 
 
 def same_leaves(old: Mapping[str, Leaf], new: Mapping[str, Leaf], folder: Path) -> None:

@@ -116,8 +116,12 @@ class _Saving(Keeper):
             old, new = meta["facts"], self._facts
             if meta["config"] and self.settings.config:
                 # It tells more; only what is in the data files it does not know.
-                old = meta["config"] | {"examples": old["examples"]}
-                new = {**self.settings.config, "examples": new["examples"]}
+                self.lines += differences.moved_phases(
+                    old["phases"], new["phases"], meta["step"]
+                )
+                of_data = ("examples", "data_checksum")
+                old = meta["config"] | {key: old[key] for key in of_data}
+                new = {**self.settings.config, **{key: new[key] for key in of_data}}
             self.lines += differences.allowed(
                 old, new, force=self.settings.force, folder=self._folder
             )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from parsgd.checkpoint.names import is_step
 from parsgd.errors import FolderError, UserError, check_whole
 
-FORMAT = 2  # of what is stored; 1 had checksums of whole arrays only
+FORMAT = 3  # of what is stored; 2 did not know the data by a checksum
 NEWEST, BEST = "latest", "best"  # in place of a number of steps
 
 

@@ -18,15 +18,26 @@ from parsgd.training.evaluate import best_score
 DONE = ("completed", "diverged")
 
 
-def settled(folder: Path, config: dict[str, Any]) -> str:
-    """The status of this config's run in the folder, if it need not be repeated."""
+def settled(folder: Path, config: dict[str, Any], data: str | None = None) -> str:
+    """The status of this config's run in the folder, if it need not be repeated.
+
+    Args:
+        folder: The job's own.
+        config: As it is stored.
+        data: The checksum of its data; None compares the configs only.
+    """
     result = _result(folder)
-    same = result.get("config") == _stored(config)
+    same = result.get("config") == _stored(config) and _same_data(result, data)
     return result["status"] if same and result.get("status") in DONE else ""
 
 
-def refuse_other(folder: Path, config: dict[str, Any]) -> None:
-    """Refuse to write over what another config measured.
+def _same_data(result: dict[str, Any], data: str | None) -> bool:
+    before = (result.get("summary") or {}).get("data_checksum")
+    return data is None or before in (None, data)
+
+
+def refuse_other(folder: Path, config: dict[str, Any], data: str) -> None:
+    """Refuse to write over what another config, or other data, gave.
 
     Raises:
         FolderError: Names what differs.
@@ -36,6 +47,8 @@ def refuse_other(folder: Path, config: dict[str, Any]) -> None:
         return
     old, new = leaves(result.get("config") or {}), leaves(_stored(config))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    if not _same_data(result, data):
+        changed.append("the data themselves")
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise FolderError(
         f"{folder} holds the result of another run, which differs in "

@@ -20,7 +20,7 @@ from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
-from parsgd.cluster.alike import check_alike
+from parsgd.cluster.alike import check_alike, checksum
 from parsgd.config.objects import Built, build, resolved
 from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
@@ -104,7 +104,10 @@ def _run_job(
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     config = _as_stored(cfg)
     back = saving.goes_back(cfg)  # to before its end
-    if done := cluster.agree("settled", "" if back else settled(folder, config)):
+    done = "" if back else settled(folder, config)
+    if done:
+        done = settled(folder, config, _data(cfg, allowed))
+    if done := cluster.agree("settled", done):
         return _skipped(folder, done)
     try:
         kept = OmegaConf.to_container(cfg.checkpoint, resolve=True)
@@ -113,14 +116,18 @@ def _run_job(
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
-        if done := cluster.agree("settled", "" if back else settled(folder, config)):
+        data = checksum((built.task.data.train, built.task.data.test))
+        done = "" if back else settled(folder, config, data)
+        if done := cluster.agree("settled", done):
             return _skipped(folder, done)
         if back:
             saving.refuse_none(folder, cfg)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             if alone:
-                refuse_other(folder, config)
-            recorder.say("its config has changed or it failed: it is run again")
+                refuse_other(folder, config, data)
+            recorder.say(
+                "its config or data have changed, or it failed: it is run again"
+            )
         checkpoints = saving.checkpoints(cfg, folder, overrides)
         outcome, found = _train(built, recorder, checkpoints)
     except Exception as error:
@@ -154,6 +161,15 @@ def _run_job(
         reason = f"{outcome.reason}; and {error}" if outcome.reason else f"{error}"
         return Outcome("failed", reason, mistake=True, begun=True)
     return outcome
+
+
+def _data(cfg: DictConfig, allowed: Sequence[str]) -> str | None:
+    """The checksum of a job's data; None if they cannot be loaded any more."""
+    try:
+        task = build(cfg, allowed=allowed).task
+    except Exception:
+        return None
+    return checksum((task.data.train, task.data.test))
 
 
 def _agreed(outcome: Outcome) -> Outcome:

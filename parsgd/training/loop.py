@@ -82,7 +82,7 @@ class Loop:
         if not self.history:
             self._record()
         bound = self._plan.origin.round
-        left = max(1, evaluations - self._plan.origin.evaluations)
+        left = max(1, round(evaluations * self._plan.part_left))
         for stretch in stretches(self._parts, left):
             if meter.diverged or self.reached:
                 break
@@ -195,7 +195,7 @@ def resumed_plan(
         if kept.steps - sum(part.steps for part in left) == step:
             return kept
     batch = meta["batch"] if same else plan.batches_of(meta["samples"])
-    origin = Origin(step, round, batch, len(meta["history"]) - 1)
+    origin = Origin(step, round, batch)
     return plan.moved(origin, in_rounds=in_rounds)
 
 

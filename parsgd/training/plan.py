@@ -24,13 +24,11 @@ class Origin(NamedTuple):
         step: Optimizer steps done by then.
         round: Rounds done by then.
         batch: Global batches of the order that count as seen.
-        evaluations: Evaluations made by then.
     """
 
     step: int = 0
     round: int = 0
     batch: int = 0
-    evaluations: int = 0
 
 
 class Plan(NamedTuple):
@@ -67,6 +65,12 @@ class Plan(NamedTuple):
     def epochs_until(self, step: int) -> float:
         """Epochs completed after ``step`` steps."""
         return self.batch(step) / self.order.steps_per_epoch
+
+    @property
+    def part_left(self) -> float:
+        """How much of the whole run's work comes after its origin, 0 to 1."""
+        left = self.steps - self.origin.step
+        return left / (left + self.origin.batch)
 
     def moved(self, origin: Origin, *, in_rounds: bool = False) -> "Plan":
         """The plan of a run that goes on from ``origin``.

@@ -1,0 +1,87 @@
+"""A run that goes on with another length or other data says so, or is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import command  # noqa: F401
+
+RUN = ("workers=2", "checkpoint.rounds=1000", "hydra.run.dir=run")
+
+
+def records(folder):
+    return [json.loads(s) for s in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A task of a CSV file, and a function that changes one of its numbers."""
+    file = tmp_path / "table.csv"
+    rng = np.random.default_rng(0)
+
+    def write(first=0.5):
+        lines = [f"{x:.3f},{y}" for x, y in zip(values, labels, strict=True)]
+        file.write_text("x,label\n" + "\n".join([f"{first},0", *lines]) + "\n")
+
+    values, labels = rng.normal(size=199), rng.integers(0, 2, 199)
+    write()
+    return ("task=csv", f"task.path={file}", "worker_batch=8", "evaluations=1"), write
+
+
+def test_phases_that_move_with_the_length_are_told(command, tmp_path):  # noqa: F811
+    first = command("train", "strategy=post_local_sgd", "epochs=2", *RUN)
+    assert first[0] == 0, first
+    code, out, _ = command("train", "resume=run", "epochs=4", "evaluations=8")
+    assert code == 0
+    said = "phase 1 begins at step 44, was 22: at step 44"
+    assert said not in out  # it is where it goes on, so it is not left
+    assert "phase 1 begins at step 44, was 22" in out
+    code, out, _ = command("train", "resume=run", "epochs=16")
+    assert "phase 1 begins at step 176, was 44: at step 88 it is left" in out
+
+
+def test_what_is_added_to_a_run_is_evaluated_as_densely(command, tmp_path):  # noqa: F811
+    words = ("strategy=post_local_sgd", "epochs=2", "evaluations=8")
+    assert command("train", *words, *RUN)[0] == 0
+    assert command("train", "resume=run", "epochs=8")[0] == 0
+    steps = [record["step"] for record in records(tmp_path / "run")]
+    assert sum(step > 44 for step in steps) == 6  # three quarters of 8
+    assert steps[-1] == 176
+
+
+def test_other_data_in_the_same_file_are_another_run(command, tmp_path, table):  # noqa: F811
+    words, change = table
+    run = (*words, "epochs=1", "hydra.run.dir=run")
+    assert command("train", *run)[0] == 0
+    assert "completed before" in command("train", *run)[1]
+    change(first=0.7)
+    code, _, err = command("train", *run)
+    assert code == 2 and "differs in the data themselves" in err
+
+
+def test_a_sweep_repeats_what_was_run_on_other_data(command, tmp_path, table):  # noqa: F811
+    words, change = table
+    sweep = ("-m", *words, "epochs=1", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert command("train", *sweep)[0] == 0
+    assert command("train", *sweep)[1].count("completed before") == 2
+    change(first=0.7)
+    code, out, _ = command("train", *sweep)
+    assert code == 0 and "completed before" not in out
+    assert out.count("its config or data have changed") == 2
+
+
+def test_a_result_outlives_its_data(command, tmp_path, table):  # noqa: F811
+    words, _ = table
+    sweep = ("-m", *words, "epochs=1", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert command("train", *sweep)[0] == 0
+    (tmp_path / "table.csv").unlink()
+    code, out, _ = command("train", *sweep)
+    assert code == 0 and out.count("completed before") == 2
+
+
+def test_other_data_are_nothing_to_go_on_with(command, tmp_path, table):  # noqa: F811
+    words, change = table
+    assert command("train", *words, "epochs=1", *RUN)[0] == 0
+    change(first=0.7)
+    code, _, err = command("train", "resume=run", "epochs=2")
+    assert code == 2 and "data_checksum: " in err, err
