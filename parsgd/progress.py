@@ -87,8 +87,11 @@ class Progress(Observer):
         steps = summary.get("bytes_from_step", 0), summary.get("bytes_until_step")
         sent, dense = summary["bytes_per_round"], summary["bytes_dense_per_round"]
         calls = summary["calls_per_round"]
-        sent = compare(sent, dense, per_round(*steps), calls=calls)
-        for line in (*lines, *self._lines, sent):
+        said = [compare(sent, dense, per_round(*steps), calls=calls)]
+        if any(steps):
+            whole = summary["bytes_planned"], summary["bytes_dense_planned"]
+            said.append(compare(*whole, "in the whole run"))
+        for line in (*lines, *self._lines, *said):
             if self._brief and line in self.said:
                 log.info(line)
             else:

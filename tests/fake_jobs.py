@@ -120,6 +120,8 @@ def _summary(config, steps, lines):
         "samples_per_second": lines[-1]["samples"] / seconds if seconds else None,
         "bytes_per_round": sent,
         "bytes_dense_per_round": sent * steps,
+        "bytes": lines[-1]["bytes"] if lines else 0,
+        "bytes_dense": lines[-1]["bytes"] * steps if lines else 0,
         "rounds": lines[-1]["round"] if lines else 0,
         "steps": lines[-1]["step"] if lines else 0,
         "samples": lines[-1]["samples"] if lines else 0,

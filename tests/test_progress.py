@@ -25,10 +25,13 @@ def test_the_start_says_which_phase_its_bytes_are_of(steps, said):
     console = Console(file=io.StringIO(), width=120)
     summary = {"bytes_per_round": 1e6, "bytes_dense_per_round": 4e6, **steps}
     summary |= {"calls_per_round": {}}
+    summary |= {"bytes_planned": 3e6, "bytes_dense_planned": 6e6}
     display = Progress(console)
     display.start(summary, [])
     display.end(None)
     assert console.file.getvalue().startswith(said)
+    whole = "in the whole run, a worker sends 3.0 MB; all-reduced gradients: 6.0 MB"
+    assert (whole in console.file.getvalue()) == any(steps.values())
 
 
 @pytest.mark.parametrize("strategy", ["one_bit_adam", "post_local_sgd"])
@@ -136,3 +139,36 @@ def test_jobs_of_a_sweep_say_what_is_new_and_how_they_ended(monkeypatch):
     assert heads[first + 1] == "learning rate 0.1"
     assert [h for h in heads if h.startswith("step")] == ["step 10"] * 2
     assert heads[second:] == ["8 workers", "step 10"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("strategy=top_k_sgd",), ["as it is: one-dimensional", "compressed"]),
+        (
+            ("strategy=top_k_sgd", "strategy.reducer.min_size=1000"),
+            ["as it is: one-dimensional", "compressed", "fewer than min_size=1000"],
+        ),
+        (
+            ("strategy=top_k_sgd", "strategy.reducer.bucket=true"),
+            ["compressed, all arrays as one"],
+        ),
+        (
+            ("strategy=power_sgd", "strategy.reducer.rank=9"),
+            ["as it is: one-dimensional", "compressed", "would not become smaller"],
+        ),
+        (("strategy=demo",), ["as it is: one-dimensional", "compressed"]),
+        (("strategy=sync_sgd",), []),
+    ],
+)
+def test_traffic_says_which_arrays_are_compressed(command, words, said):  # noqa: F811
+    code, out, err = command("traffic", *words, "workers=4")
+    assert code == 0, err
+    _, title, table = out.partition("the model's arrays")
+    assert bool(title) == bool(said)
+    rows = table.splitlines()
+    found = " ".join(line.strip("│ ").rpartition("│")[2].strip() for line in rows)
+    for how in said:
+        assert how in found
+    for name in ("['Dense_0']['kernel']", "['head']['bias']"):
+        assert (name in table) == bool(said)

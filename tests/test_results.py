@@ -262,9 +262,9 @@ def test_an_unknown_sort_names_the_known_ones(three):
 
 
 def test_dense_over_sent(tmp_path):
-    sent = {"bytes_per_round": 100, "bytes_dense_per_round": 400}
+    sent = {"bytes": 100, "bytes_dense": 400}
     write_job(tmp_path / "0", [line(0, 0.1)], summary=sent)
-    none = {"bytes_per_round": 0, "bytes_dense_per_round": 0}
+    none = {"bytes": 0, "bytes_dense": 0}
     write_job(tmp_path / "1", [line(0, 0.1)], workers=1, summary=none)
     frame = results.table(results.load(tmp_path))
     assert dict(zip(frame["workers"], frame["dense_over_sent"], strict=True)) == {

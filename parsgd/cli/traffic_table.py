@@ -1,14 +1,17 @@
 """The tables of ``parsgd traffic``."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.table import Table
 
 from parsgd.config.objects import Built, plan_of
 from parsgd.core import phases
 from parsgd.progress import compare, per_round
+from parsgd.reducers.paths import Leaf, noted
 from parsgd.traffic import Traffic
 from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine
@@ -36,6 +39,7 @@ def show(built: Built, console: Console | None = None) -> None:
     # What a round of a phase usually is: its last one may be shorter.
     usual: dict[int, Segment] = {}
     sent = 0.0
+    told: dict[str, Leaf] = {}
     for part in segments(plan, schedule):
         sent += part.rounds * engine.traffic(part.phase, part.local_steps).bytes
         if part.phase not in usual or part.steps > usual[part.phase].steps:
@@ -44,12 +48,16 @@ def show(built: Built, console: Console | None = None) -> None:
     dense = share * engine.parameter_bytes
     ends = [*(schedule[phase].start for phase in usual), None][1:]
     for (phase, part), end in zip(usual.items(), ends, strict=True):
-        found = engine.traffic(phase, part.local_steps)
+        with noted() as leaves:
+            found = engine.traffic(phase, part.local_steps)
         when = per_round(schedule[phase].start, end)
         steps = counted(part.local_steps, "local step")
         console.print(_table(found, f"one worker, {when}, {steps} each"))
         text = compare(found.bytes, dense * part.local_steps, when, calls=found.calls)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if leaves and leaves != told:
+            console.print(_arrays(leaves))
+            told = leaves
     if len(usual) > 1:
         text = compare(sent, dense * plan.steps, "in the whole run")
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -70,4 +78,20 @@ def _table(found: Traffic, title: str) -> Table:
             str(message.count * times),
             decimal(round(message.bytes * times)),
         )
+    if len(found.calls) > 1:
+        table.add_section()
+        sums = found.by_collective()
+        for collective, calls in found.calls.items():
+            size = decimal(round(sums[collective]))
+            table.add_row(collective, "all", "", str(calls), size)
+    return table
+
+
+def _arrays(leaves: Mapping[str, Leaf]) -> Table:
+    """Which of the model's arrays are compressed, and why the others are not."""
+    table = Table(title="the model's arrays", title_justify="left")
+    for column in ("array", "dtype", "shape", "sent"):
+        table.add_column(column)
+    for path, leaf in leaves.items():
+        table.add_row(escape(path), leaf.dtype, str([*leaf.shape]), leaf.how)
     return table

@@ -58,17 +58,29 @@ def payload_bytes(compressor: Compressor, like: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in leaves)
 
 
-def pays(compressor: Compressor, like: Any, *, min_size: int = 0) -> bool:
-    """Whether a leaf is sent compressed: a matrix or larger, if that makes it smaller.
+SMALL = "one-dimensional"
+GROWS = "would not become smaller"
 
-    Biases and other one-dimensional leaves are sent as they are: they are a small part
-    of the bytes and the most sensitive to quantisation.
+
+def why_raw(compressor: Compressor, like: Any, *, min_size: int = 0) -> str:
+    """Why a leaf is sent as it is; empty if it is compressed.
+
+    A matrix or larger is, if that makes it smaller. Biases and other one-dimensional
+    leaves are a small part of the bytes and the most sensitive to quantisation.
 
     Args:
         compressor: The code.
         like: The leaf.
         min_size: Leaves of fewer elements are sent as they are.
     """
-    raw = like.size * like.dtype.itemsize
-    large = len(like.shape) > 1 and like.size >= min_size
-    return large and payload_bytes(compressor, like) < raw
+    if len(like.shape) < 2:
+        return SMALL
+    if like.size < min_size:
+        return f"fewer than min_size={min_size} entries"
+    smaller = payload_bytes(compressor, like) < like.size * like.dtype.itemsize
+    return "" if smaller else GROWS
+
+
+def pays(compressor: Compressor, like: Any, *, min_size: int = 0) -> bool:
+    """Whether a leaf is compressed, see `why_raw`."""
+    return not why_raw(compressor, like, min_size=min_size)

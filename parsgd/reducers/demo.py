@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from parsgd import comm
+from parsgd.compressors.base import GROWS, SMALL
 from parsgd.compressors.index_packing import (
     index_bytes,
     pack_indices,
@@ -103,13 +104,15 @@ def demo(
     check_whole("k", k)
 
     def init(params: Any) -> Any:
-        leaves, _ = paths.split(params, lambda x: True)
+        leaves, _ = paths.split(params, lambda x: "")  # all have a momentum
         return DeMoState(paths.zeros(leaves), jnp.int32(0))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
         rate = learning_rate(state.step) if callable(learning_rate) else learning_rate
-        gradient, _ = paths.split(updates, lambda x: True)
+        gradient, _ = paths.split(updates, lambda x: "")
+        for path, x in jax.tree.leaves_with_path(updates):
+            paths.note(path, x, _Chunks.of(x, chunk, k).why_raw)
         paths.check("momentum", state.momentum, gradient)
         m = {
             path: decay * state.momentum[path] + rate * g.astype(jnp.float32)
@@ -129,7 +132,7 @@ def demo(
 def _exchange(m: paths.Arrays, chunk: int, k: int) -> tuple[paths.Arrays, paths.Arrays]:
     """``(what arrives, what stays)`` of momenta."""
     codes = {path: _Chunks.of(x, chunk, k) for path, x in m.items()}
-    dense = {path: x for path, x in m.items() if not codes[path].pays}
+    dense = {path: x for path, x in m.items() if codes[path].why_raw}
     payload, rest = {}, {path: jnp.zeros_like(x) for path, x in dense.items()}
     for path in sorted({*m} - {*dense}):
         payload[path], own = codes[path].encode(m[path])
@@ -174,11 +177,13 @@ class _Chunks(NamedTuple):
         return self.size // (self.high * self.wide)
 
     @property
-    def pays(self) -> bool:
-        """Whether the frequencies are fewer bytes than the array."""
+    def why_raw(self) -> str:
+        """Why the array is not sent as frequencies; empty if it is."""
+        if len(self.shape) < 2:
+            return SMALL
         sent = self.blocks * self.k
         fewer = 4 * sent + index_bytes(sent, self.size) < 4 * self.size
-        return len(self.shape) > 1 and fewer
+        return "" if fewer else GROWS
 
     def encode(self, m: jax.Array) -> tuple[Any, jax.Array]:
         """``(payload, what it stands for)``."""

@@ -24,6 +24,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
+from parsgd.compressors.base import SMALL
 from parsgd.reducers import paths
 from parsgd.reducers.clip import clipped
 from parsgd.reducers.exchange import Exchange
@@ -112,11 +113,13 @@ def dgc(
 
     channel = Exchange(top_k(ratio=density, select=select))
 
-    def compressed(x) -> bool:
-        return len(x.shape) > 1 and x.size >= max(1, min_size)
+    def why_raw(x) -> str:
+        if len(x.shape) < 2:
+            return SMALL
+        return f"fewer than min_size={min_size} entries" * (x.size < max(1, min_size))
 
     def init(params: Any) -> Any:
-        arrays, others = paths.split(params, compressed)
+        arrays, others = paths.split(params, why_raw)
         return DGCState(paths.zeros(arrays | others), paths.zeros(arrays))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
@@ -124,7 +127,7 @@ def dgc(
         own = updates
         if clip_norm is not None:
             own = clipped(updates, clip_norm / math.sqrt(comm.world()))
-        gradient, others = paths.split(own, compressed)
+        gradient, others = paths.split(own, why_raw)
         paths.check("velocity", state.velocity, gradient | others)
         out: paths.Arrays = {}
         velocity, accumulated = dict(state.velocity), {}

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from parsgd import comm
-from parsgd.compressors import Compressor, payload_bytes, pays
+from parsgd.compressors import Compressor, payload_bytes
+from parsgd.compressors.base import GROWS, why_raw
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
@@ -98,15 +99,17 @@ class Exchange(NamedTuple):
             whole = jnp.concatenate(flat)
             if (size := self._payload(whole)) > whole.nbytes:
                 more = (
-                    ", or use levels=leaf" if self.compressor.name == "one_bit" else ""
+                    ", or take levels=leaf" if self.compressor.name == "one_bit" else ""
                 )
                 raise UserError(
                     f"bucket=True with {self.compressor.name}: the message of all "
                     f"arrays as one, {size} bytes, would be larger than the arrays "
                     f"themselves, {whole.nbytes}: leave bucket out{more}"
                 )
+            for path, x in jax.tree.leaves_with_path(tree):
+                paths.note(path, x, "", "compressed, all arrays as one")
             return {_bucket(tree): whole}, {}
-        compressed, raw = paths.split(tree, self._pays)
+        compressed, raw = paths.split(tree, self._why_raw)
         return {p: x.astype(jnp.float32) for p, x in compressed.items()}, raw
 
     def join(self, compressed: dict, raw: dict, like: Any) -> Any:
@@ -155,10 +158,11 @@ class Exchange(NamedTuple):
             for path, x in arrays.items()
         }
 
-    def _pays(self, x: Any) -> bool:
-        if not pays(self.compressor, x, min_size=self.min_size):
-            return False
-        return not self.two_sided or self._payload(x) < x.size * x.dtype.itemsize
+    def _why_raw(self, x: Any) -> str:
+        why = why_raw(self.compressor, x, min_size=self.min_size)
+        if why or not self.two_sided:
+            return why
+        return "" if self._payload(x) < x.size * x.dtype.itemsize else GROWS
 
     def _payload(self, x: Any) -> int:
         """Bytes of a leaf's payload, of all its stripes where it has some."""

@@ -53,16 +53,22 @@ def all_reduce(
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def idle(reducer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Another reducer's state with nothing done: gradients pass unchanged.
+def idle(
+    reducer: optax.GradientTransformation, *, average: bool = False
+) -> optax.GradientTransformation:
+    """Another reducer's state with nothing done to it: a first phase without it.
 
-    For the first phase of a method that starts uncompressed: that phase averages dense
-    gradients (``Strategy.mean_gradient``), and the run switches to ``reducer`` itself
-    later, with the same state.
+    For methods that start uncompressed: their first phase averages dense gradients, and
+    the run switches to ``reducer`` itself later, with the same state.
+
+    Args:
+        reducer: The one that waits.
+        average: Whether to average gradients here, where what comes before must see
+            each worker's own; otherwise ``Strategy.mean_gradient`` does.
     """
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        return updates, state
+        return comm.mean(updates) if average else updates, state
 
     return optax.GradientTransformation(reducer.init, update)

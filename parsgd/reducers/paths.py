@@ -1,7 +1,9 @@
 """State that reducers keep for each leaf, named by its path and checked against it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +11,55 @@ import jax.numpy as jnp
 Arrays = dict[str, jax.Array]
 
 
-def split(tree: Any, chosen: Callable[[Any], bool]) -> tuple[Arrays, Arrays]:
-    """The leaves that are chosen, and the others, by path."""
-    yes: Arrays = {}
-    no: Arrays = {}
+class Leaf(NamedTuple):
+    """How a reducer sends a leaf.
+
+    Attributes:
+        shape: Of the leaf.
+        dtype: Of the leaf.
+        how: In words, such as ``"compressed"``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    how: str
+
+
+_LEAVES: ContextVar[dict[str, Leaf] | None] = ContextVar("leaves", default=None)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[dict[str, Leaf]]:
+    """Note how leaves are sent, by path, in what reducers trace meanwhile."""
+    leaves: dict[str, Leaf] = {}
+    token = _LEAVES.set(leaves)
+    try:
+        yield leaves
+    finally:
+        _LEAVES.reset(token)
+
+
+def note(path: Any, x: Any, why_raw: str, how: str = "compressed") -> None:
+    """Tell how a leaf is sent, or why as it is, if somebody asks."""
+    if (leaves := _LEAVES.get()) is not None:
+        how = f"as it is: {why_raw}" if why_raw else how
+        leaves[jax.tree_util.keystr(path)] = Leaf(x.shape, str(x.dtype), how)
+
+
+def split(tree: Any, why_raw: Callable[[Any], str]) -> tuple[Arrays, Arrays]:
+    """The leaves that are compressed, and the others, by path.
+
+    Args:
+        tree: Of gradients or parameters.
+        why_raw: The reason for which a leaf is not compressed; empty if it is.
+    """
+    compressed: Arrays = {}
+    raw: Arrays = {}
     for path, x in jax.tree.leaves_with_path(tree):
-        (yes if chosen(x) else no)[jax.tree_util.keystr(path)] = x
-    return yes, no
+        why = why_raw(x)
+        note(path, x, why)
+        (raw if why else compressed)[jax.tree_util.keystr(path)] = x
+    return compressed, raw
 
 
 def join(arrays: Arrays, like: Any) -> Any:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
+from parsgd.compressors.base import GROWS, SMALL
 from parsgd.errors import check_whole
 from parsgd.reducers import paths
 
@@ -99,11 +100,11 @@ def power_sgd(
     if not min_compression >= 1:
         raise ValueError(f"min_compression={min_compression}: must be 1 or more")
 
-    def compressed(x) -> bool:
+    def why_raw(x) -> str:
         if len(x.shape) < 2:
-            return False
+            return SMALL
         m, n = _matrix_shape(x)
-        return m * n > min_compression * rank * (m + n)
+        return GROWS * (m * n <= min_compression * rank * (m + n))
 
     def random_q(x, step, number) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)
@@ -113,14 +114,14 @@ def power_sgd(
         return {p: random_q(x, 0, i) for i, (p, x) in enumerate(sorted(leaves.items()))}
 
     def init(params: Any) -> Any:
-        leaves, _ = paths.split(params, compressed)
+        leaves, _ = paths.split(params, why_raw)
         error = paths.zeros(leaves) if feedback else {}
         q = first_q(leaves) if warm_start else {}
         return PowerSGDState(error, q, jnp.int32(0))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
-        gradient, raw = paths.split(updates, compressed)
+        gradient, raw = paths.split(updates, why_raw)
         if feedback:
             paths.check("residual", state.error, gradient)
         if warm_start:

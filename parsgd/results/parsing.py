@@ -23,6 +23,8 @@ NUMBERS = (
     "train_seconds",
     "samples_per_second",
     "bytes_per_round",
+    "bytes",
+    "bytes_dense",
     "bytes_dense_per_round",
 )
 MEASURED = (

@@ -77,7 +77,7 @@ COLUMNS = {
         "×",
         _F,
         "bytes of an all-reduce of the gradients every step, over the bytes sent, in "
-        "a round of the longest phase",
+        "the whole run",
     ),
     "placement": Column(
         "Placement",
@@ -153,8 +153,8 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
     accuracy, accuracy_sem = mean_sem(_known(finals, "test_accuracy"))
     seconds, seconds_sem = mean_sem(_known(hits, "seconds"))
     summaries = [job.summary for job in done]
-    sent = mean_sem(_known(summaries, "bytes_per_round"))[0]
-    dense = mean_sem(_known(summaries, "bytes_dense_per_round"))[0]
+    sent = mean_sem(_known(summaries, "bytes"))[0]
+    dense = mean_sem(_known(summaries, "bytes_dense"))[0]
     return {
         "strategy": g.strategy,
         "task": g.task,
@@ -173,7 +173,7 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
         "reached": f"{len(hits)} of {len(judged)}" if judged and target else None,
         "train_seconds": mean_sem(_known(summaries, "train_seconds"))[0],
         "samples_per_second": mean_sem(_known(summaries, "samples_per_second"))[0],
-        "bytes_per_round": sent,
+        "bytes_per_round": mean_sem(_known(summaries, "bytes_per_round"))[0],
         "dense_over_sent": dense / sent if dense is not None and sent else None,
         "placement": _placement(g.jobs),
         "status": _status(g.jobs),

@@ -14,13 +14,7 @@ import optax
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
-from parsgd.reducers import (
-    clip,
-    error_feedback,
-    idle,
-    local_momentum,
-    majority_vote,
-)
+from parsgd.reducers import error_feedback, idle, local_momentum, majority_vote
 from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
 
@@ -32,6 +26,7 @@ def compressed_sgd(
     start_step: int = 0,
     clip_before: float | None = None,
     clip_after: float | None = None,
+    skip_nonfinite: bool = False,
 ) -> Algorithm:
     """An optimizer on gradients that a reducer has averaged, dense at first if wanted.
 
@@ -43,6 +38,8 @@ def compressed_sgd(
             `demo`, `dgc`): the dense steps would be without it.
         clip_before: Largest global norm of each worker's own gradient; None for any.
         clip_after: Largest global norm of the average; None for any.
+        skip_nonfinite: Whether all workers stand still in a step in which the gradient
+            of one of them is not finite; residuals stay as they were in any case.
 
     Raises:
         ValueError: A negative ``start_step``, or a norm that is not positive; or, from
@@ -54,9 +51,13 @@ def compressed_sgd(
         ...     optax.sgd(0.1), reducer=parsgd.error_feedback(parsgd.one_bit()))
     """
     check_whole("start_step", start_step, 0)
-    before, after = _clip("clip_before", clip_before), _clip("clip_after", clip_after)
-    optimizer = optax.chain(after, optimizer)
-    compressed = data_parallel(optimizer, reducer=optax.chain(before, reducer))
+    compressed = data_parallel(
+        optimizer,
+        reducer=reducer,
+        clip_before=clip_before,
+        clip_after=clip_after,
+        skip_nonfinite=skip_nonfinite,
+    )
     if start_step == 0:
         return compressed
     if clip_before is not None:
@@ -64,8 +65,13 @@ def compressed_sgd(
             "clip_before with start_step: the dense steps see only the average of the "
             "workers' gradients; use clip_after, or start_step=0"
         )
-    waiting = optax.chain(before, idle(reducer))
-    dense = data_parallel(optimizer, reducer=waiting)._replace(mean_gradient=True)
+    # To tell who is at fault each worker must see its own gradient.
+    dense = data_parallel(
+        optimizer,
+        reducer=idle(reducer, average=skip_nonfinite),
+        clip_after=clip_after,
+        skip_nonfinite=skip_nonfinite,
+    )._replace(mean_gradient=not skip_nonfinite)
 
     def init(params: Any) -> Any:
         if has_momentum(jax.eval_shape(reducer.init, params)):
@@ -84,7 +90,12 @@ def one_bit_sgd(
     *,
     levels: str = "column",
     two_sided: bool = False,
+    bucket: bool = False,
+    min_size: int = 0,
     start_step: int = 0,
+    clip_before: float | None = None,
+    clip_after: float | None = None,
+    skip_nonfinite: bool = False,
 ) -> Algorithm:
     """1-bit SGD: signs with two reconstruction levels, and error feedback.
 
@@ -99,9 +110,14 @@ def one_bit_sgd(
         two_sided: The paper's exchange: the owner of each stripe of columns quantises
             their average again, with a residual of its own, before it sends it back.
             About 2 (W - 1)/W payloads per worker instead of W - 1.
+        bucket: Send all arrays as one, which needs ``levels="leaf"``.
+        min_size: Arrays of fewer entries are averaged as they are.
         start_step: Steps of dense averaging before quantisation sets in; the residual
             is zero then. The paper starts from a model that was trained without
             quantisation for a while.
+        clip_before: See `compressed_sgd`, and so for the next two.
+        clip_after: Largest norm of the average.
+        skip_nonfinite: Whether to stand still where a gradient is not finite.
 
     References:
         Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014.
@@ -110,11 +126,27 @@ def one_bit_sgd(
         Without ``two_sided`` every worker gathers the W payloads and averages them
         itself: nothing is lost on the way back.
     """
-    reducer = error_feedback(one_bit(levels=levels), two_sided=two_sided)
-    return compressed_sgd(optimizer, reducer=reducer, start_step=start_step)
+    reducer = error_feedback(
+        one_bit(levels=levels), two_sided=two_sided, bucket=bucket, min_size=min_size
+    )
+    return compressed_sgd(
+        optimizer,
+        reducer=reducer,
+        start_step=start_step,
+        clip_before=clip_before,
+        clip_after=clip_after,
+        skip_nonfinite=skip_nonfinite,
+    )
 
 
-def ef_sign_sgd(optimizer: optax.GradientTransformation) -> Strategy:
+def ef_sign_sgd(
+    optimizer: optax.GradientTransformation,
+    *,
+    zero: str = "positive",
+    bucket: bool = False,
+    min_size: int = 0,
+    skip_nonfinite: bool = False,
+) -> Strategy:
     """EF-signSGD: scaled signs of the **step** plus what earlier ones left.
 
     Per leaf of n entries, with the optimizer's update u (``-lr g`` for plain SGD)::
@@ -123,6 +155,11 @@ def ef_sign_sgd(optimizer: optax.GradientTransformation) -> Strategy:
 
     Args:
         optimizer: Any optax transformation, applied to the worker's own gradient.
+        zero: The sign of zero, see `parsgd.compressors.scaled_sign`.
+        bucket: Send all arrays as one, with one scale.
+        min_size: Arrays of fewer entries are averaged as they are.
+        skip_nonfinite: Whether all workers stand still in a step in which the gradient
+            of one of them is not finite.
 
     References:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
@@ -132,7 +169,9 @@ def ef_sign_sgd(optimizer: optax.GradientTransformation) -> Strategy:
         Zero counts as positive, since one bit has two values. One-dimensional leaves
         are averaged as they are.
     """
-    return data_parallel(optax.chain(optimizer, error_feedback(scaled_sign())))
+    feedback = error_feedback(scaled_sign(zero=zero), bucket=bucket, min_size=min_size)
+    chain = optax.chain(optimizer, feedback)
+    return data_parallel(chain, skip_nonfinite=skip_nonfinite)
 
 
 def sign_sgd_majority(
@@ -165,11 +204,3 @@ def sign_sgd_majority(
     if momentum:
         vote = optax.chain(local_momentum(momentum), vote)
     return data_parallel(optimizer, reducer=vote)
-
-
-def _clip(name: str, norm: float | None) -> optax.GradientTransformation:
-    if norm is None:
-        return optax.identity()
-    if not norm > 0:
-        raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
-    return clip(norm)

@@ -6,13 +6,16 @@ import optax
 
 from parsgd.core import Strategy
 from parsgd.errors import UserError
-from parsgd.reducers import all_reduce
+from parsgd.reducers import all_reduce, clip, skip_nonfinite as skipping
 
 
 def data_parallel(
     optimizer: optax.GradientTransformation,
     *,
     reducer: optax.GradientTransformation | None = None,
+    clip_before: float | None = None,
+    clip_after: float | None = None,
+    skip_nonfinite: bool = False,
 ) -> Strategy:
     """An optimizer that communicates: every worker applies it, in every step.
 
@@ -25,6 +28,15 @@ def data_parallel(
         reducer: What is done with the worker's own gradient first, such as
             ``error_feedback(one_bit())``; None for nothing. The same as
             ``optax.chain(reducer, optimizer)``.
+        clip_before: Largest global norm of what goes into the reducer, each worker's
+            own gradient, see `parsgd.reducers.clip`; None for any.
+        clip_after: Largest global norm of what comes out of it, the average.
+        skip_nonfinite: Whether all workers stand still in a step in which the gradient
+            of one of them is not finite, see `parsgd.reducers.skip_nonfinite`.
+
+    Raises:
+        UserError: What is no optax transformation.
+        ValueError: A norm that is not positive.
 
     Example:
         >>> import optax, parsgd
@@ -34,13 +46,25 @@ def data_parallel(
     check_transformation("optimizer", optimizer)
     if reducer is not None:
         check_transformation("reducer", reducer)
-        optimizer = optax.chain(reducer, optimizer)
+    before, after = _clip("clip_before", clip_before), _clip("clip_after", clip_after)
+    parts = [x for x in (before, reducer, after, optimizer) if x is not None]
+    optimizer = optax.chain(*parts) if len(parts) > 1 else optimizer
+    if skip_nonfinite:
+        optimizer = skipping(optimizer)
 
     def local(grads, state, params):
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     return Strategy(optimizer.init, local)
+
+
+def _clip(name: str, norm: float | None) -> optax.GradientTransformation | None:
+    if norm is None:
+        return None
+    if not norm > 0:
+        raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
+    return clip(norm)
 
 
 def check_transformation(name: str, value: Any) -> None:
@@ -71,6 +95,9 @@ def sync_sgd(
     *,
     algorithm: str = "native",
     group: int | None = None,
+    clip_before: float | None = None,
+    clip_after: float | None = None,
+    skip_nonfinite: bool = False,
 ) -> Strategy:
     """Synchronous SGD: ``g <- mean(g)``, then the optimizer, in every step.
 
@@ -78,9 +105,19 @@ def sync_sgd(
         optimizer: Any optax transformation; sees the average gradient.
         algorithm: How gradients are averaged, see `parsgd.all_reduce`.
         group: Of the hierarchical algorithm.
+        clip_before: See `parsgd.data_parallel`, and so for the next two.
+        clip_after: Largest norm of the average.
+        skip_nonfinite: Whether to stand still where a gradient is not finite.
     """
-    if algorithm == "native" and group is None:
-        return data_parallel(optimizer)._replace(mean_gradient=True)
+    native = algorithm == "native" and group is None
+    if native and clip_before is None and not skip_nonfinite:
+        # The average alone is enough, which lanes have cheaper than each its own.
+        strategy = data_parallel(optimizer, clip_after=clip_after)
+        return strategy._replace(mean_gradient=True)
     return data_parallel(
-        optimizer, reducer=all_reduce(algorithm=algorithm, group=group)
+        optimizer,
+        reducer=all_reduce(algorithm=algorithm, group=group),
+        clip_before=clip_before,
+        clip_after=clip_after,
+        skip_nonfinite=skip_nonfinite,
     )

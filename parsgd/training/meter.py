@@ -38,6 +38,8 @@ class Meter:
         self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
         found = {kind: engine.traffic(*kind) for kind in kinds}
         self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
+        self._planned = sum(p.rounds * self._sent[p[:2]] for p in parts)
+        self._planned_steps = sum(p.steps for p in parts)
         self._calls = found[self._main].calls
         longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
@@ -209,13 +211,17 @@ class Meter:
         }
         return done
 
+    def _dense(self, steps: int) -> float:
+        """What a worker sends where float gradients are all-reduced in each step."""
+        workers = self._engine.placement.workers
+        return 2 * (workers - 1) / workers * self._engine.parameter_bytes * steps
+
     def summary(self) -> dict[str, Any]:
         """What is known before the first step."""
         plan, engine = self._plan, self._engine
         place = engine.placement
         kind = self._main
         workers = engine.placement.workers
-        dense = 2 * (workers - 1) / workers * engine.parameter_bytes * kind[1]
         starts = [phase.start for phase in engine.worker.phases]
         later = [start for start in starts[kind[0] + 1 :] if start < plan.steps]
         return {
@@ -235,9 +241,11 @@ class Meter:
             },
             "bytes_per_round": self._sent[kind],
             "calls_per_round": self._calls,
-            "bytes_dense_per_round": dense,
+            "bytes_dense_per_round": self._dense(kind[1]),
             "bytes_from_step": starts[kind[0]],
             "bytes_until_step": later[0] if later else None,
+            "bytes_planned": self._planned,
+            "bytes_dense_planned": self._dense(self._planned_steps),
             "stopped": "budget",
         }
 
@@ -249,6 +257,7 @@ class Meter:
             "steps": self.step,
             "samples": samples,
             "bytes": self.bytes,
+            "bytes_dense": self._dense(self.step),
             "compile_seconds": self._engine.compile_seconds,
             "train_seconds": self.seconds,
             "samples_per_second": samples / max(self.seconds, 1e-9),
