@@ -9,7 +9,8 @@ READY := .venv/.ready
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
 
-$(READY): pyproject.toml
+# Not again when pyproject.toml changes: `make clean` does that.
+$(READY):
 	@$(PYTHON) -c 'import sys; sys.exit("parsgd needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'

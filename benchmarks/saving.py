@@ -66,10 +66,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=960, help="of a run")
     parser.add_argument("--saves", type=int, default=3, help="of a run")
     given = parser.parse_args()
-    # 4,800 inputs and 10 classes are those of the study that the count is from.
-    task = parsgd.synthetic(
-        parsgd.models.mlp_6_9m(), examples=2_000, test_examples=64, features=4_800
-    )
+    # 4,800 inputs and 3 classes are those of the study that the count is from.
+    model, sizes = parsgd.models.mlp_6_9m(), {"features": 4_800, "classes": 3}
+    task = parsgd.synthetic(model, examples=2_000, test_examples=64, **sizes)
     for name in ALGORITHMS:
         pairs = []
         for _ in range(given.repeats):

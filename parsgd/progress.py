@@ -188,16 +188,23 @@ def per_round(first: int = 0, last: int | None = None) -> str:
 
 def _text(record: Record, accuracy: float | None, room: int | None = None) -> str:
     """What is known so far, as much of it as there is room for."""
+    parts = _parts(record, accuracy, " samples/s on average", " sent")
+    if room is None or len(", ".join(parts)) <= room:
+        return ", ".join(parts)
+    parts = _parts(record, accuracy, "/s", "")
+    while len(", ".join(parts)) > room and len(parts) > 1:
+        parts.pop()
+    return ", ".join(parts)
+
+
+def _parts(
+    record: Record, accuracy: float | None, per_second: str, sent: str
+) -> list[str]:
     loss = record.get("batch_loss")
     parts = [f"loss {decimals(loss)}"] if loss is not None else []
     if accuracy is not None:
         parts.append(f"accuracy {accuracy:.4f}")
     if record["seconds"]:
         rate = record["samples"] / record["seconds"]
-        parts.append(f"{rate:,.0f} samples/s on average")
-    parts.append(f"{decimal(round(record['bytes']))} sent")
-    text = ", ".join(parts)
-    while room is not None and len(text) > room and len(parts) > 1:
-        parts.pop()
-        text = ", ".join(parts)
-    return text
+        parts.append(f"{rate:,.0f}{per_second}")
+    return [*parts, f"{decimal(round(record['bytes']))}{sent}"]

@@ -120,9 +120,11 @@ def classification(
         )
         expected = (*data.train.y[:1].shape, data.classes)
         if logits.shape != expected:
-            do = "flatten what comes in first, as in x = x.reshape(len(x), -1)"
-            if len(logits.shape) == len(expected):
-                do = f"its last layer must have {data.classes} outputs"
+            do = f"its last layer must have {data.classes} outputs"
+            if len(logits.shape) > len(expected):
+                do = "flatten what comes in first, as in x = x.reshape(len(x), -1)"
+            if len(logits.shape) < len(expected):
+                do = "it must predict every position, as task/model=gpt does"
             raise UserError(
                 f"{data.name}: the model returns logits of shape {logits.shape} for "
                 f"one example where the labels need {expected}: {do}."

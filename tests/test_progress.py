@@ -84,7 +84,8 @@ def test_traffic_says_where_a_gathered_code_costs_more_and_what_to_do(
 @pytest.mark.parametrize(
     ("width", "shown"),
     [
-        (80, "loss 0.2500, accuracy 0.7500 "),
+        (55, "loss 0.2500, accuracy 0.7500 "),
+        (80, "loss 0.2500, accuracy 0.7500, 320/s, 5.0 MB "),
         (120, "loss 0.2500, accuracy 0.7500, 320 samples/s on average, 5.0 MB sent "),
     ],
 )
@@ -102,7 +103,7 @@ def test_the_bar_fits_the_terminal_and_leaves_the_last_line(width, shown):
     plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", out.getvalue())
     frames = re.split(r"[\r\n]+", plain)
     (bar,) = {frame for frame in frames if " 50% " in frame}
-    assert f" 50% {shown}" in bar and "━" * 6 in bar
+    assert f" 50% {shown}" in bar and "━" * 4 in bar
     assert len(bar) <= width and "…" not in bar
     last = "step 5, epoch 0.50: loss 0.2500, accuracy 0.7500, 320 samples/s on average"
     assert frames[-2].startswith(last)

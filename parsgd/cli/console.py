@@ -33,7 +33,7 @@ Examples:
   parsgd report multirun/2026-01-31/12-00-00-000000
 
 `parsgd COMMAND --help` says more. Exit codes: 0 all went well, 1 a job failed or
-diverged, 2 wrong use.
+diverged, 2 wrong use, 130 interrupted, 143 asked to end (SIGTERM).
 """
 
 COMMANDS = ("train", "traffic", "report", "export", "evaluate", "list", "launch", "lab")
