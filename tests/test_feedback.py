@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import parsgd
@@ -78,3 +79,40 @@ def test_the_summed_estimates_of_ef21_stay_their_mean_after_nan():
     state = jax.vmap(steps, axis_name=comm.LANES)(jnp.array(g))
     (h,), (mean,) = state.estimate.values(), state.mean.values()
     np.testing.assert_allclose(mean[0], h.mean(0), atol=1e-6)
+
+
+def test_ef21_of_a_moving_average_follows_its_loop():
+    """EF21-SGDM, Fatkhullin et al. 2023, algorithm 1, from zeros."""
+    eta, kept = 0.2, 3
+    reducer = optax.chain(
+        parsgd.reducers.local_momentum(1 - eta, dampening=1 - eta),
+        parsgd.ef21(parsgd.compressors.top_k(ratio=kept / 12)),
+    )
+
+    def steps(grads):
+        state = reducer.init({"w": grads[0]})
+        out = []
+        for g in grads:
+            mean, state = reducer.update({"w": g}, state)
+            out.append(mean["w"])
+        return jnp.stack(out)
+
+    g = np.random.default_rng(0).normal(size=(3, 6, 3, 4)).astype(np.float32)
+    ours = jax.vmap(steps, axis_name=comm.LANES)(jnp.array(g))
+    v, h = np.zeros((3, 12)), np.zeros((3, 12))
+    for t in range(6):
+        v = (1 - eta) * v + eta * g[:, t].reshape(3, 12)
+        for own, estimate in zip(v, h, strict=True):
+            change = own - estimate
+            largest = np.argsort(-np.abs(change))[:kept]
+            estimate[largest] += change[largest]
+        for worker in range(3):
+            np.testing.assert_allclose(
+                ours[worker, t].reshape(-1), h.mean(0), rtol=1e-5, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("name", ["decay", "dampening"])
+def test_a_momentum_that_would_grow_is_refused(name):
+    with pytest.raises(ValueError, match=rf"local_momentum: {name}=1.0 must be in"):
+        parsgd.reducers.local_momentum(**{"decay": 0.5, name: 1.0})

@@ -13,28 +13,44 @@ MOMENTA = {"trace", "mu", "ema", "m", "momentum", "velocity"}
 
 
 def local_momentum(
-    decay: float = 0.9, *, nesterov: bool = False
+    decay: float = 0.9, *, dampening: float = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    """Hand on the momentum of a worker's gradients: ``m <- decay m + g``.
+    """Hand on the momentum of a worker's gradients.
 
-    For a chain, before a reducer that compresses: signum is ``chain(local_momentum(),
-    majority_vote())``, error feedback with momentum (Zheng et al. 2019)
-    ``chain(local_momentum(nesterov=True), error_feedback(...))``. As `optax.trace`, but
-    a gradient that is not finite is handed on and leaves m as it was.
+    With gradient g and momentum m (zero at first)::
+
+        m <- decay m + (1 - dampening) g
+
+    For a chain, before a reducer that compresses::
+
+        signum               local_momentum(), majority_vote()
+        Zheng et al. 2019    local_momentum(nesterov=True), error_feedback(...)
+        EF21-SGDM            local_momentum(1 - eta, dampening=1 - eta), ef21(...)
+
+    As `optax.trace`, but a gradient that is not finite is handed on and leaves m as it
+    was.
 
     Args:
         decay: In [0, 1).
-        nesterov: Hand on ``decay m + g`` for the new m.
+        dampening: In [0, 1). As large as ``decay``, m is a moving average, of a
+            gradient's size.
+        nesterov: Hand on ``decay m + (1 - dampening) g`` for the new m.
 
     Raises:
-        ValueError: ``decay`` out of range.
+        ValueError: ``decay`` or ``dampening`` out of range.
+
+    References:
+        Fatkhullin, Tyurin, Richtarik, "Momentum Provably Improves Error Feedback!",
+        NeurIPS 2023 (EF21-SGDM).
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"local_momentum: decay={decay} must be in [0, 1)")
+    for name, value in (("decay", decay), ("dampening", dampening)):
+        if not 0 <= value < 1:
+            raise ValueError(f"local_momentum: {name}={value} must be in [0, 1)")
     trace = optax.trace(decay, nesterov=nesterov)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        out, new = trace.update(updates, state, params)
+        share = jax.tree.map(lambda g: (1 - dampening) * g, updates)
+        out, new = trace.update(share, state, params)
         good = paths.finite(*jax.tree.leaves(updates))
         out = jax.tree.map(lambda x: jnp.where(good, x, jnp.nan), out)
         return out, paths.keep_unless(good, new, state)
