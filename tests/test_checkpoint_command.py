@@ -13,11 +13,15 @@ from fake_jobs import fake_job
 from resumes import stored
 from safetensors.numpy import load_file
 from test_checkpoint_folders import pytestmark  # noqa: F401
+from tiny import tiny
 
-from parsgd import UserError
+from parsgd import UserError, cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import allowed
+from parsgd.cli import export
 from parsgd.cli.resume import resumed
+from parsgd.data.dataset import Split
+from parsgd.training.evaluate import evaluator
 
 RUN = ("strategy=local_sgd", "workers=2", "local_steps=2", "optimizer=momentum")
 RUN += ("evaluations=2", "checkpoint.rounds=10", "hydra.run.dir=run")
@@ -351,6 +355,31 @@ def test_F1_models_of_all_kinds_come_from_a_config_and_are_scored_again(
             each = kept[name]
             assert each.shape[0] == 2 and (each[0] != each[1]).any()
             np.testing.assert_allclose(named[name], each.mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_processes_count_each_example_once(monkeypatch, processes):
+    task = tiny()
+    params, state = task.init(jax.random.key(0))
+    model = export.Model(task, params, state, 0, {})
+    split = Split(*(x[:3] for x in task.data.test))
+    whole = evaluator(task, split)(params, state)
+    told = []
+
+    def exchange(name, text, *, patient=False):
+        assert patient  # a slower machine may take longer
+        told.append(text)
+        nothing = json.dumps(dict.fromkeys(whole, 0.0))
+        return told if len(told) == processes else [nothing]
+
+    monkeypatch.setattr(cluster, "exchange", exchange)
+    monkeypatch.setattr(cluster, "processes", lambda: processes)
+    for number in range(processes):
+        monkeypatch.setattr(cluster, "process", lambda number=number: number)
+        found = export._scores(model, split)  # the last one hears of all
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
 def test_a_checkpoint_names_its_versions(run):

@@ -2,9 +2,13 @@
 
 import json
 import socket
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from jax._src import distributed
+from jax._src.clusters.k8s_cluster import K8sCluster
 from jaxlib import _jax
 from processes import finished, free_address, parsgd
 
@@ -99,6 +103,44 @@ def test_I2_a_launcher_that_jax_does_not_know_is_refused(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert rendezvous.arguments(Settings()) == {}
+
+
+@pytest.fixture
+def pod(monkeypatch):
+    """This process as a pod of an indexed Job, of which only JAX's reading is real."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+
+    def of(job):
+        client = MagicMock()
+        client.exceptions.ApiException = RuntimeError
+        package = SimpleNamespace(config=MagicMock(), client=client)
+        monkeypatch.setitem(sys.modules, "kubernetes", package)
+        monkeypatch.setattr(K8sCluster, "_job", job)
+
+    return of
+
+
+@pytest.mark.parametrize("count, arguments", [(1, None), (3, {})])
+def test_I2_a_job_of_one_pod_is_one_process(pod, monkeypatch, count, arguments):
+    pod(lambda: SimpleNamespace(spec=SimpleNamespace(parallelism=count)))
+    assert rendezvous.arguments(Settings()) == arguments
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")  # of mpirun inside of a pod
+    assert rendezvous.arguments(Settings()) == {}
+
+
+def test_a_pod_that_cannot_ask_for_the_others_says_what_to_do(pod, monkeypatch):
+    def forbidden():
+        raise RuntimeError("Kubernetes API Error: 403 - Forbidden\nIt appears")
+
+    pod(forbidden)
+    what = r"403 - Forbidden\): let its service account .* cluster=none"
+    with pytest.raises(UserError, match=what):
+        cluster.start(Settings())
+    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as where it is missing
+    with pytest.raises(UserError, match=r"pip install kubernetes, or .* cluster=none"):
+        cluster.start(Settings())
+    cluster.start(Settings("none"))
 
 
 def test_I11_a_busy_port_is_named(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from damage import other_numbers, part_of_process_1
 from one_of_several import FIXED
 from processes import finished, free_address, parsgd, two_by_hand
+from safetensors.numpy import load_file
 from zoo import MORE_ROWS, ZOO
 
 pytestmark = pytest.mark.slow
@@ -184,6 +185,33 @@ def test_H1_parts_of_several_processes_have_checksums(tmp_path):
             said = out.partition(f"checkpoint of step {step} cannot be read")[2]
             assert damages[damage] in said[:400], out
         assert f"goes on from step {steps[-1 - len(damaged)]}" in out, out
+
+
+def test_F1_several_processes_score_and_export_the_same_model(tmp_path):
+    words = ("strategy=local_sgd", "workers=4", "local_steps=2", "epochs=1")
+    words += ("evaluations=1", "checkpoint.rounds=10", "hydra.run.dir=run")
+    code, _, err = finished(parsgd("train", *words, cwd=tmp_path))
+    assert code == 0, err
+    said = []
+    for start in ((), ("launch", "--processes", "2")):
+        code, out, err = finished(parsgd(*start, "evaluate", "run", cwd=tmp_path))
+        assert code == 0, err
+        # Not what gloo says.
+        said.append([line for line in out.splitlines() if "Gloo" not in line])
+        folder = f"out={len(said)}"
+        code, _, err = finished(parsgd(*start, "export", "run", folder, cwd=tmp_path))
+        assert code == 0, err
+    (head, *scores), (head2, *scores2) = said
+    assert head.startswith("digits, step 11, over ") and head2.endswith("2 processes")
+    assert scores == scores2 and len(scores) == 2
+    one, two = (load_file(tmp_path / i / "model.safetensors") for i in "12")
+    assert one.keys() == two.keys()
+    for name, x in one.items():
+        np.testing.assert_allclose(x, two[name], rtol=1e-6, atol=1e-7)
+    assert {p.name for p in tmp_path.glob("2/*")} == {"model.safetensors", "orbax"}
+    three = ("launch", "--processes", "3", "evaluate", "run")
+    code, _, err = finished(parsgd(*three, cwd=tmp_path))
+    assert code == 2 and "cannot be spread evenly over 3 processes: start one" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

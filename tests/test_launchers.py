@@ -109,6 +109,8 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
         launchers.check(hydra("JoblibLauncher", n_jobs=-5))
     launchers.check(hydra("JoblibLauncher", n_jobs=-1))
     launchers.check(hydra("JoblibLauncher", n_jobs=2))
+    with pytest.raises(UserError, match=r"timeout=9 would do nothing: .* n_jobs alone"):
+        launchers.check(hydra("JoblibLauncher", n_jobs=2, timeout=9))
     monkeypatch.setattr(cluster, "processes", lambda: 2)
     launchers.check(hydra("BasicLauncher"))
     with pytest.raises(UserError, match="runs in 2 processes already"):

@@ -1,5 +1,7 @@
-"""``hydra/launcher=local``: jobs end with their sweep; one that was killed is told."""
+"""Jobs in processes of this machine end with their sweep; a killed one is told."""
 
+import contextlib
+import json
 import os
 import signal
 import time
@@ -22,8 +24,9 @@ def started(tmp_path):
     """Starts a sweep in a process group of its own."""
     sweeps = []
 
-    def start(*words):
-        words = ("train", "-m", "hydra/launcher=local", *words, "hydra.sweep.dir=sweep")
+    def start(launcher, *words):
+        launcher = f"hydra/launcher={launcher}"
+        words = ("train", "-m", launcher, *words, "hydra.sweep.dir=sweep")
         sweeps.append(parsgd(*words, cwd=tmp_path, process_group=0))
         return sweeps[0]
 
@@ -44,11 +47,13 @@ def wait_for(sweep, *files):
 
 
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "Ctrl-C", "SIGKILL"])
-def test_jobs_end_with_the_command(started, tmp_path, way):
-    sweep = started("workers=1,2", f"samples={LONG}")
+@pytest.mark.parametrize("launcher", ["local", "processes"])
+def test_jobs_end_with_the_command(started, tmp_path, launcher, way):
+    sweep = started(launcher, "workers=1,2", f"samples={LONG}")
     files = (tmp_path / "sweep" / job / "metrics.jsonl" for job in "01")
     processes = wait_for(sweep, *files)
-    assert len(processes) == 4  # a controller and a job, twice
+    # For each job a controller and itself; or two jobs and two processes of joblib.
+    assert len(processes) == 4
     if way == "Ctrl-C":
         os.killpg(sweep.pid, signal.SIGINT)
     else:
@@ -61,17 +66,62 @@ def test_jobs_end_with_the_command(started, tmp_path, way):
         assert len(err.splitlines()) == 1
 
 
-def test_a_killed_job_is_told_and_the_others_complete(started, tmp_path):
-    sweep = started(f"samples={LONG},1280", "evaluations=1")
+def running(sweep, metrics):
+    """The process of the job that writes this file."""
+    for process in psutil.Process(sweep.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if str(metrics) in [file.path for file in process.open_files()]:
+                return process
+    raise AssertionError(f"nobody has {metrics} open")
+
+
+@pytest.mark.parametrize(
+    "launcher, why",
+    [
+        ("local", "its process ended before the job did: it was killed, perhaps"),
+        ("processes", "its process was killed (SIGKILL), perhaps for want of memory"),
+    ],
+)
+def test_a_killed_job_is_a_row_and_the_others_complete(
+    started, tmp_path, launcher, why
+):
+    words = (f"samples={LONG},1280,640,320", "evaluations=2")
+    sweep = started(launcher, *words)
     metrics = tmp_path / "sweep/0/metrics.jsonl"
-    processes = wait_for(sweep, tmp_path / "sweep/1/result.json", metrics)
-    deadline = time.monotonic() + 60
-    while len(processes) > 2:  # the other's take a moment to go
-        assert time.monotonic() < deadline
-        processes = wait_for(sweep)
-    processes[-1].kill()
+    wait_for(sweep, tmp_path / "sweep/1/result.json", metrics)
+    running(sweep, metrics).kill()
     code, out, err = finished(sweep)
     assert code == 1 and "Traceback" not in err
-    assert "parsgd: job #0: its process ended before the job did" in err
-    assert "interrupted: sweep/0: no result.json" in out
-    assert "1 of 2 jobs completed" in out
+    assert f"parsgd: job #0: {why}" in err
+    assert f"interrupted: sweep/0: {why}" in out
+    assert "3 of 4 jobs completed" in out
+    record = json.loads((tmp_path / "sweep/0/result.json").read_text())
+    assert record["final"]["round"] == 0 and record["config"]["samples"] == int(LONG)
+    assert record["overrides"] == [f"samples={LONG}", "evaluations=2"]
+
+
+END = """
+import os, sys
+import parsgd
+def digits(job):
+    if job < 0:
+        os._exit(3)
+    return parsgd.digits()
+"""
+
+
+def test_a_job_whose_process_ends_before_it_begins_is_a_row(started, tmp_path):
+    (tmp_path / "ends.py").write_text(END)
+    (tmp_path / "own/task").mkdir(parents=True)
+    (tmp_path / "own/task/ends.yaml").write_text("_target_: ends.digits\njob: 0\n")
+    task = ("--config-dir", "own", "task=ends", "task.job=0,-1,1,-2,2,3")
+    sweep = started("processes", *task, "samples=640", "evaluations=1")
+    code, out, err = finished(sweep)
+    assert code == 1 and "Traceback" not in err
+    for number in (1, 3):
+        said = f"sweep/{number}: its process ended before the job did"
+        assert f"interrupted: {said}" in out
+        assert f"job #{number}: its process ended" in err
+    assert "4 of 6 jobs completed" in out
+    record = json.loads((tmp_path / "sweep/3/result.json").read_text())
+    assert record["config"]["task"]["job"] == -2

@@ -1,5 +1,7 @@
 """Elastic rules and positions in the data, one by one."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -200,3 +202,20 @@ def test_H3_the_summary_has_the_numbers_of_workers_of_before(tmp_path, monkeypat
     assert run.summary["workers"] == 2
     assert run.summary["earlier_workers"] == [[4, 2]]
     assert fit(tmp_path / "b", workers=2, **sizes).summary["earlier_workers"] == []
+
+
+def test_other_versions_than_those_that_saved_are_said(tmp_path, monkeypatch):
+    share_engines(monkeypatch)
+    fit(tmp_path / "a", at=2)
+    same = Watcher(at=3)
+    fit(tmp_path / "a", watcher=same)
+    assert not [line for line in same.lines if line.startswith("saved with")]
+    file = max((tmp_path / "a").glob("*/meta/metadata"), key=lambda f: f.parts[-3])
+    meta = json.loads(file.read_text())
+    now = meta["versions"]["jax"]
+    meta["versions"] |= {"jax": "0.10.1.dev7"}
+    file.write_text(json.dumps(meta))
+    other = Watcher()
+    assert fit(tmp_path / "a", watcher=other).status == "completed"
+    (line,) = [line for line in other.lines if line.startswith("saved with")]
+    assert line.startswith(f"saved with jax 0.10.1.dev7, now {now}: it need not end")

@@ -38,6 +38,24 @@ def two(monkeypatch):
     return watch, later
 
 
+@pytest.mark.parametrize(
+    "timeout, seconds", [(1, 1), (5, 5), (30, 10), (60, 10), (90, 15), (600, 100)]
+)
+def test_a_longer_timeout_allows_for_a_longer_silence(monkeypatch, timeout, seconds):
+    asked = []
+
+    def missing(patience):
+        asked.append(patience)
+        watch.stop()
+
+    watch = Watch()
+    watch.timeout = timeout
+    monkeypatch.setattr(watch, "_missing", missing)
+    monkeypatch.setattr("parsgd.cluster.watch.BEAT_SECONDS", 0)
+    watch._run()
+    assert asked == [seconds]
+
+
 def test_who_does_not_come_is_stuck(two):
     watch, later = two
     assert later(1, 0) is None

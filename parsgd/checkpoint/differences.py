@@ -91,6 +91,33 @@ def moved_phases(
     return lines
 
 
+def other_versions(
+    old: Mapping[str, str | None], new: Mapping[str, str | None]
+) -> list[str]:
+    """A line that tells which versions have changed, if any has.
+
+    Args:
+        old: `parsgd.environment.versions` of the run that was saved.
+        new: Those of the run that goes on.
+
+    Example:
+        >>> other_versions({"jax": "0.10.1", "optax": "0.2"}, {"jax": "0.10.2"})[0][:60]
+        'saved with jax 0.10.1, now 0.10.2; optax 0.2, now not instal'
+    """
+    without = "not installed"
+    changed = [
+        f"{name} {old.get(name) or without}, now {new.get(name) or without}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+    if not changed:
+        return []
+    return [
+        f"saved with {'; '.join(changed)}: it need not end bit for bit where the "
+        "undisturbed run ends"
+    ]
+
+
 def same_leaves(old: Mapping[str, Leaf], new: Mapping[str, Leaf], folder: Path) -> None:
     """Refuse arrays that do not fit, whatever was forced.
 

@@ -168,6 +168,7 @@ class _Saving(Keeper):
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
             f"{self._folder}"
         )
+        self.lines += differences.other_versions(meta["versions"], versions())
         self._history, self._saved = meta["history"], meta["round"]
 
     def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:

@@ -129,7 +129,7 @@ def train(arguments: list[str]) -> int:
             return math.nan
 
     mistakes: list[UserError] = []
-    settings = _cluster(arguments)
+    settings = cluster_settings(arguments)
     cluster.start(settings)
     # Also those that decide what the processes agree on before they read a config.
     given = [a.partition("=") for a in arguments]
@@ -152,7 +152,7 @@ def train(arguments: list[str]) -> int:
     return codes[-1]
 
 
-def _cluster(arguments: list[str]) -> Settings:
+def cluster_settings(arguments: list[str]) -> Settings:
     """The part of the config that must be known before JAX starts, and so before Hydra.
 
     Raises:

@@ -189,13 +189,6 @@ def _explained(error: Exception, arguments: Sequence[str]) -> int:
                 "hydra.sweep.dir) or of temporary files (TMPDIR) is full"
             )
         _complain(f"{where}: {error.strerror or error}")
-    elif type(error).__name__ == "TerminatedWorkerError":  # joblib's
-        _complain(
-            "the process of a job was killed, perhaps for want of memory, and the "
-            "sweep ended with it. The same command with hydra.sweep.dir=DIR does what "
-            "is missing; `parsgd report DIR` shows what there is"
-        )
-        return 1
     elif raised_at(error):  # in somebody's own code
         _complain(f"{reason_of(error)}; debug=true shows the traceback")
         return 1

@@ -9,14 +9,18 @@ import jax
 import numpy as np
 from omegaconf import DictConfig
 
+from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
+from parsgd.cli.commands import OWN, cluster_settings
+from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
+from parsgd.data.dataset import Split
 from parsgd.errors import UserError, first_line
 from parsgd.placement.devices import prepare
 from parsgd.results.writing import CHECKPOINTS, METRICS
@@ -41,8 +45,9 @@ EVALUATE = """\
 usage: parsgd evaluate DIR [step=latest|best|STEP] [--config-dir DIR]
 
 Scores the model of a run that saved checkpoints on all examples of both splits, over
-all devices; each example counts once. A run with parts of your own needs the
---config-dir, or the key._target_=name, of its command.
+all devices, also those of several processes that are started together (parsgd launch,
+srun and others, cluster=none for one alone); each example counts once. A run with parts
+of your own needs the --config-dir, or the key._target_=name, of its command.
 
   parsgd evaluate outputs/2026-01-31/12-00-00-000000 step=best
 """
@@ -91,13 +96,17 @@ def _command(
         key, equals, value = argument.partition("=")
         if equals and key in known:
             options[key] = value
-        elif not key.endswith("_target_"):  # those only name a package to trust
+        # The former only name a package to trust.
+        elif not key.endswith("_target_") and key.partition(".")[0] != "cluster":
             folders.append(argument)
     if len(folders) != 1:
         raise UserError(
             f"give one folder of a run, not {len(folders)} ({' '.join(folders)})\n"
             f"{usage}"
         )
+    cluster.start(cluster_settings(arguments))
+    parted = [word.partition("=") for word in words]
+    check_alike({key: value for key, _, value in parted}, own=OWN)
     act(
         Path(folders[0]), options, ALLOWED + named_packages(words, [own] if own else [])
     )
@@ -141,6 +150,12 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
     chosen = store.chosen(step)
     meta = _read(store, chosen, store.meta)
     check_format(meta, store.folder)
+    if meta["workers"] % cluster.processes():
+        raise UserError(
+            f"{store.folder} is of {counted(meta['workers'], 'worker')}, which "
+            f"cannot be spread evenly over {cluster.processes()} processes: start one, "
+            "or another number that divides the workers"
+        )
     if not meta["config"]:
         raise UserError(
             f"{store.folder} was saved by a script, whose strategy no config describes:"
@@ -173,6 +188,8 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
     from safetensors.numpy import save_file
 
     model = load(folder, options.get("step", "latest"), allowed=allowed)
+    if not cluster.is_first():  # each has all of the model
+        return
     run = folder.parent if folder.name == CHECKPOINTS else folder
     out = Path(options.get("out", run / "export"))
     tree = {"params": model.params, "model": model.state}
@@ -188,7 +205,13 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
     try:
         out.mkdir(parents=True, exist_ok=True)
         save_file(named, out / "model.safetensors", metadata=about)
-        with quiet(), ocp.PyTreeCheckpointer() as writer:
+        # Process 0 writes it alone; Orbax would wait for the others.
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        with (
+            quiet(),
+            ocp.Checkpointer(handler, multiprocessing_options=alone) as writer,
+        ):
             arrays = {name: x for name, x in named.items() if x.size}
             writer.save((out / "orbax").resolve(), arrays, force=True)
     except OSError as error:
@@ -203,11 +226,30 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
 
 def _evaluate(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
     model = load(folder, options.get("step", "latest"), allowed=allowed)
-    devices = jax.local_devices()
-    where = counted(len(devices), f"{devices[0].platform} device")
-    print(f"{model.task.name}, step {model.step}, over {where}")
+    where = counted(jax.device_count(), f"{jax.local_devices()[0].platform} device")
+    if cluster.processes() > 1:
+        where += f" of {cluster.processes()} processes"
+    said = [f"{model.task.name}, step {model.step}, over {where}"]
     for name in ("train", "test"):
         split = getattr(model.task.data, name)
-        found = evaluator(model.task, split, devices=devices)(model.params, model.state)
+        found = _scores(model, split)
         scores = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
-        print(f"{name}: {scores} ({counted(len(split.x), 'example')})")
+        said.append(f"{name}: {scores} ({counted(len(split.x), 'example')})")
+    if cluster.is_first():
+        print("\n".join(said))
+
+
+def _scores(model: Model, split: Split) -> dict[str, float]:
+    """Means over a split, of whose rows each process takes its part."""
+    count, number, of = len(split.x), cluster.process(), cluster.processes()
+    own = slice(count * number // of, count * (number + 1) // of)
+    part = Split(split.x[own], split.y[own])
+    sums: dict[str, float] = {}
+    if len(part.x):
+        means = evaluator(model.task, part, devices=jax.local_devices())
+        found = means(model.params, model.state)
+        sums = {name: mean * len(part.x) for name, mean in found.items()}
+    # As many rows for each, but not as fast a machine.
+    texts = cluster.exchange("scores", json.dumps(sums), patient=True)
+    parts = [each for each in map(json.loads, texts) if each]
+    return {name: sum(each[name] for each in parts) / count for name in parts[0]}

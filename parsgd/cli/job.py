@@ -102,7 +102,7 @@ def _run_job(
 ) -> Outcome:
     first = cluster.is_first()
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
-    config = _as_stored(cfg)
+    config = as_stored(cfg)
     back = saving.goes_back(cfg)  # to before its end
     done = "" if back else settled(folder, config)
     if done:
@@ -258,7 +258,8 @@ def _train(
     return Outcome(run.status, run.reason, score=best_score(run.history)), found
 
 
-def _as_stored(cfg: DictConfig) -> dict[str, Any]:
+def as_stored(cfg: DictConfig) -> dict[str, Any]:
+    """A job's config as plain values, as far as it can be resolved."""
     try:
         return resolved(cfg)
     except UserError:

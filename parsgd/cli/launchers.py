@@ -75,12 +75,16 @@ def check(hydra: Any) -> None:
     if local:
         _check_local(hydra.launcher)
     else:
-        _check_joblib(hydra.launcher.n_jobs)
+        _check_joblib(hydra.launcher)
 
 
-def _check_joblib(asked: Any) -> None:
+def _check_joblib(launcher: Any) -> None:
+    from hydra_plugins.hydra_joblib_launcher.config import JobLibLauncherConf
     from joblib import effective_n_jobs
 
+    from parsgd.cli import process_jobs
+
+    asked = launcher.n_jobs
     # Of its own numbers: -1 is one per core, -2 one less. It raises for 0.
     count = effective_n_jobs(asked) if asked else 0
     if count < 2:
@@ -90,6 +94,15 @@ def _check_joblib(asked: Any) -> None:
             f"hydra.launcher.n_jobs={asked}{means}: joblib would run {what}; leave out "
             "hydra/launcher for one job after the other, or give 2 or more"
         )
+    for key, usual in vars(JobLibLauncherConf()).items():
+        value = getattr(launcher, key, usual)
+        if key not in ("_target_", "n_jobs") and value != usual:
+            raise UserError(
+                f"hydra.launcher.{key}={value} would do nothing: jobs begin one by "
+                "one in order, each in a process for itself, and of joblib's settings "
+                "n_jobs alone counts; leave it out"
+            )
+    process_jobs.install()
 
 
 def _check_local(launcher: Any) -> None:
@@ -116,6 +129,6 @@ def ended_by() -> signal.Signals:
 
 
 def lost() -> bool:
-    """Whether a job of this sweep ended without a result, which was said then."""
-    module = sys.modules.get("parsgd.cli.local_jobs")
+    """Whether the process of a job ended before the job did, which was said then."""
+    module = sys.modules.get("parsgd.cli.children")
     return bool(module and module.lost)

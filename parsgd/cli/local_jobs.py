@@ -5,25 +5,22 @@ killed for a fault of its own.
 """
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psutil
 import submitit
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher
 from submitit.core.utils import UncompletedJobError
 
-LOOK_SECONDS = 0.5
+from parsgd.cli.children import end_with, lose, this_process
+
 # What submitit does with on one machine; the others are for schedulers.
 PARAMETERS = (
     "timeout_min",
@@ -32,7 +29,6 @@ PARAMETERS = (
     "nodes",
     "stderr_to_stdout",
 )
-lost: list[int] = []  # jobs without a result, because their process ended before
 
 
 def install() -> None:
@@ -52,7 +48,7 @@ class LocalJobs(LocalLauncher):
         given = {key: self.params.get(key) for key in PARAMETERS}
         executor.update_parameters(**{k: x for k, x in given.items() if x is not None})
         numbers = [initial_job_idx + i for i in range(len(job_overrides))]
-        self.sweep = (os.getpid(), psutil.Process().create_time())
+        self.sweep = this_process()
         arguments = [
             (list(overrides), "hydra.sweep.dir", n, f"job_{n}", Singleton.get_state())
             for n, overrides in zip(numbers, job_overrides, strict=True)
@@ -61,33 +57,32 @@ class LocalJobs(LocalLauncher):
         try:
             with _own_sessions(started):
                 jobs = executor.map_array(self, *zip(*arguments, strict=True))
-            pairs = zip(numbers, jobs, strict=True)
-            return [self._result(number, job) for number, job in pairs]
+            triples = zip(numbers, job_overrides, jobs, strict=True)
+            return [self._result(*triple) for triple in triples]
         finally:
             _end(started)
 
     def __call__(self, *args: Any, **kwargs: Any) -> JobReturn:
         """Run one job, in the process that submitit started for it."""
         family = (*self.sweep, os.getppid())
-        threading.Thread(target=_end_with, args=family, daemon=True).start()
+        threading.Thread(target=end_with, args=family, daemon=True).start()
         return super().__call__(*args, **kwargs)
 
-    def _result(self, number: int, job: submitit.Job) -> JobReturn:
+    def _result(
+        self, number: int, overrides: Sequence[str], job: submitit.Job
+    ) -> JobReturn:
         job.wait()
         if job.paths.result_pickle.exists():
             (found,) = job.results()
             if not isinstance(found._return_value, UncompletedJobError):
                 return found
-        lost.append(number)
-        print(
-            f"parsgd: job #{number}: its process ended before the job did: it was "
-            "killed, perhaps for want of memory, or took longer than "
-            f"hydra.launcher.timeout_min={self.params['timeout_min']}. The same "
-            "command with hydra.sweep.dir=DIR, where DIR is the sweep's folder, does "
-            f"what is missing; what it printed is in {job.paths.folder}",
-            file=sys.stderr,
+        why = (
+            "its process ended before the job did: it was killed, perhaps for want of "
+            "memory, or took longer than hydra.launcher.timeout_min="
+            f"{self.params['timeout_min']}"
         )
-        return JobReturn(status=JobStatus.COMPLETED, _return_value=math.nan)
+        printed = f"; what it printed is in {job.paths.folder}"
+        return lose(self, number, overrides, why, printed)
 
 
 @contextlib.contextmanager
@@ -118,19 +113,3 @@ def _end(started: Sequence[subprocess.Popen]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     for process in running:
         process.wait()
-
-
-def _end_with(sweep: int, began: float, parent: int) -> None:
-    """End this process once that of the sweep is gone, or the one that started it."""
-    while os.getppid() == parent and _runs(sweep, began):
-        time.sleep(LOOK_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _runs(pid: int, began: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        return process.create_time() == began and not dead
-    except psutil.NoSuchProcess:
-        return False

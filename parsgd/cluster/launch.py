@@ -34,7 +34,7 @@ failure ends all, and its exit code (128 + n for signal n) is that of the comman
   parsgd launch --processes 2 --pin train task=fashion_mnist workers=2
 """
 # What one process of a run can do; others look at files, or start processes themselves.
-COMMANDS = ("train",)
+COMMANDS = ("train", "evaluate", "export")
 
 
 def launch(arguments: list[str]) -> int:

@@ -4,10 +4,11 @@ import errno
 import math
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from parsgd.errors import UserError
+from parsgd.errors import UserError, first_line
 
 KINDS = ("auto", "none", "manual")
 # Set by `parsgd launch` and `parsgd lab` for the processes that they start.
@@ -16,6 +17,7 @@ COORDINATOR, PROCESSES, PROCESS = (
     "PARSGD_PROCESSES",
     "PARSGD_PROCESS",
 )
+INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an indexed Job of Kubernetes
 
 
 class Settings(NamedTuple):
@@ -40,13 +42,18 @@ class Settings(NamedTuple):
 
 
 def in_environment(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment says that this is one of several processes.
+    """Whether the environment says that this is one of several processes, or may be.
 
     Markers of a cluster alone, such as a job number, do not make a run multi-process:
-    there must be more than one task.
+    there must be more than one task. A pod of an indexed Job may be one of several;
+    how many there are Kubernetes alone knows, and `arguments` asks it.
     """
     env = os.environ if environment is None else environment
+    pod = "KUBERNETES_SERVICE_HOST" in env and INDEX in env
+    return pod or _several_tasks(env)
 
+
+def _several_tasks(env: Mapping[str, str]) -> bool:
     def number(name: str) -> int:
         text = env.get(name, "")
         return int(text) if text.isdigit() else 0
@@ -55,7 +62,6 @@ def in_environment(environment: Mapping[str, str] | None = None) -> bool:
         number(PROCESSES) > 1
         or number("OMPI_COMM_WORLD_SIZE") > 1
         or (number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in env)
-        or ("KUBERNETES_SERVICE_HOST" in env and "JOB_COMPLETION_INDEX" in env)
         or "," in env.get("TPU_WORKER_HOSTNAMES", "")
     )
 
@@ -64,8 +70,8 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
     """Arguments of ``jax.distributed.initialize``; None for one process.
 
     Raises:
-        UserError: Settings that contradict each other, or one of several processes of a
-            launcher that JAX does not know.
+        UserError: Settings that contradict each other, one of several processes of a
+            launcher that JAX does not know, or a pod that cannot ask for the others.
     """
     kind, coordinator, processes, process, timeout = settings
     if kind not in KINDS:
@@ -86,7 +92,8 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
             _refuse_unknown_launcher()
             return None
         if COORDINATOR not in os.environ:
-            return {}
+            alone = not _several_tasks(os.environ) and _pods() == 1
+            return None if alone else {}
         if missing := [key for key in (PROCESSES, PROCESS) if key not in os.environ]:
             raise UserError(f"{COORDINATOR} is set without {missing[0]}: set both")
         coordinator = os.environ[COORDINATOR]
@@ -119,6 +126,37 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
         "process_id": process,
         "cluster_detection_method": "deactivate",
     }
+
+
+def _pods() -> int:
+    """How many pods of this one's Job run at once, as JAX counts them.
+
+    Raises:
+        UserError: They cannot be counted.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    # As JAX chooses: another cluster inside Kubernetes, such as a TPU's, comes first.
+    clusters = [c for c in ClusterEnv._cluster_types if not c.opt_in_only_method]
+    alone = "or run alone with cluster=none"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the package, which is told below
+            found = next((c for c in clusters if c.is_env_present()), None)
+        count = found.get_process_count() if found else 0
+    except Exception as error:  # whatever Kubernetes' package raises
+        raise UserError(
+            f"{INDEX} is set, so this is a pod of an indexed Job, but how many there "
+            f"are cannot be asked ({type(error).__name__}: {first_line(error)}): let "
+            f"its service account read pods and jobs, {alone}"
+        ) from error
+    if not found:
+        raise UserError(
+            f"{INDEX} is set, so this is a pod of an indexed Job, but JAX asks for the "
+            "others by the package kubernetes, which is not installed: pip install "
+            f"kubernetes, {alone}"
+        )
+    return count
 
 
 def _number(variable: str) -> int:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 LOST = "the store of the run, a process that process 0 has started, is gone"
 BEAT_SECONDS = 0.5
-DEAD_SECONDS = 10.0  # without a sign of life
+DEAD_SECONDS = 10.0  # without a sign of life, with a timeout of a minute or less
+SILENT_PART = 6  # of a longer timeout: who allows more for a start allows for stalls
 AHEAD = 1 << 60  # a stage that nobody waits for
 HANGING = 10  # times the timeout: then what all have come to is not coming to an end
 STUCK_SECONDS = 5.0  # for a wait that cannot end to fail by itself
@@ -72,6 +73,15 @@ class Watch:
         self._seen = dict.fromkeys(range(processes), ("", self._heard))
         self.beat()
         threading.Thread(target=self._run, daemon=True, name="parsgd-watch").start()
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of life after which a process is gone.
+
+        A machine may stall as a whole, suspended or behind a slow file system: then a
+        longer timeout lets its processes be silent for longer.
+        """
+        return min(self.timeout, max(DEAD_SECONDS, self.timeout / SILENT_PART))
 
     def stop(self) -> None:
         """The run is over: whoever leaves now is not missed."""
@@ -130,7 +140,7 @@ class Watch:
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                missing = self._missing(min(DEAD_SECONDS, self.timeout))
+                missing = self._missing(self.patience)
             except Exception:  # a watch that stops would look like a process gone
                 traceback.print_exc()
                 continue

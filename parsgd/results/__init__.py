@@ -12,7 +12,8 @@ A job is one run of one configuration with one seed. Its folder holds
     worker since the start), ``spread`` (rms distance of the workers to their mean over
     the norm of the mean), ``learning_rate``;
 ``result.json``
-    written last, and whole: ``schema, status`` (completed, diverged or failed),
+    written last, and whole: ``schema, status`` (completed, diverged or failed; of a job
+    whose process was killed beneath a sweep interrupted, which the sweep writes),
     ``reason, config, overrides, started, summary, final, best, versions, machine``.
 
 Numbers that are not finite are stored as null. A folder with ``config.yaml`` and

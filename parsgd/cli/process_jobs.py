@@ -1,0 +1,107 @@
+"""``hydra/launcher=processes``: joblib's processes, each in a pool of its own.
+
+A pool of several is broken as a whole where one of its processes is killed, and ends
+the jobs of the others.
+"""
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn
+from hydra_plugins.hydra_joblib_launcher._core import execute_job
+from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
+from joblib import effective_n_jobs
+from joblib.externals.loky.process_executor import (
+    ProcessPoolExecutor,
+    TerminatedWorkerError,
+)
+
+from parsgd.cli.children import end_with, lose, this_process
+
+LOOK_SECONDS = 0.5  # no wait without an end: Polars restarts it at a Ctrl-C
+
+
+def install() -> None:
+    """Have Hydra take `ProcessJobs` where joblib's launcher is asked for."""
+    name = f"{JoblibLauncher.__module__}.{JoblibLauncher.__name__}"
+    Plugins.instance().class_name_to_class[name] = ProcessJobs
+
+
+class ProcessJobs(JoblibLauncher):
+    """Joblib's launcher, in which a process that is killed takes its own job alone."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        # They stay for the next batch of a search: a new process has JAX to import.
+        self._idle: list[ProcessPoolExecutor] = []
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> list[JobReturn]:
+        """Run these jobs; one whose process ended before it did has a score of NaN."""
+        waiting = deque(enumerate(job_overrides, initial_job_idx))
+        running: dict[Future, tuple[ProcessPoolExecutor, int, Sequence[str]]] = {}
+        found: dict[int, JobReturn] = {}
+        at_once = effective_n_jobs(self.joblib["n_jobs"])
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    pool = self._idle.pop() if self._idle else _pool()
+                    job = waiting.popleft()
+                    running[self._start(pool, *job)] = (pool, *job)
+                for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
+                    pool, number, overrides = running.pop(future)
+                    try:
+                        found[number] = future.result()
+                        self._idle.append(pool)
+                    except TerminatedWorkerError as error:
+                        found[number] = lose(self, number, overrides, _why(error))
+        except BaseException:
+            for pool in [*self._idle, *(pool for pool, *_ in running.values())]:
+                pool.shutdown(kill_workers=True)
+            raise
+        return [found[number] for number in sorted(found)]
+
+    def _start(
+        self, pool: ProcessPoolExecutor, number: int, overrides: Sequence[str]
+    ) -> Future:
+        return pool.submit(
+            execute_job,
+            number,
+            overrides,
+            self.hydra_context,
+            self.config,
+            self.task_function,
+            Singleton.get_state(),
+        )
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, initializer=_begin, initargs=this_process())
+
+
+def _begin(sweep: int, began: float) -> None:
+    """In a new process: end with that of the sweep."""
+    family = (sweep, began, os.getppid())
+    threading.Thread(target=end_with, args=family, daemon=True).start()
+
+
+def _why(error: TerminatedWorkerError) -> str:
+    """What became of a process; loky tells its exit code in its message alone.
+
+    Example:
+        >>> _why(TerminatedWorkerError("The exit codes ... are {SIGKILL(-9)}"))
+        'its process was killed (SIGKILL), perhaps for want of memory'
+    """
+    found = re.search(r"\{(SIG\w+)", str(error))
+    if not found:
+        return "its process ended before the job did"
+    memory = ", perhaps for want of memory" if found[1] == "SIGKILL" else ""
+    return f"its process was killed ({found[1]}){memory}"
