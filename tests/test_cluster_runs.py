@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import ledger
 import numpy as np
 import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
-from one_of_several import FIXED
+from one_of_several import FIXED, LEDGER
 from processes import finished, free_address, parsgd, two_by_hand
 from zoo import MORE_ROWS, ZOO
 
@@ -60,6 +61,14 @@ def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
             np.testing.assert_allclose(
                 ends[0][name], other[name], rtol=2e-5, atol=2e-6, err_msg=name
             )
+
+
+def test_E2_two_processes_use_the_examples_of_the_order(tmp_path):
+    script = (HERE / "one_of_several.py", tmp_path / "used.npz", 2, LEDGER)
+    code, _, err = finished(parsgd("launch", "--processes", 2, *script))
+    assert code == 0, err
+    (used,) = np.load(tmp_path / "used.npz").values()
+    np.testing.assert_array_equal(used, ledger.ordered())
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI's mpirun")
