@@ -163,6 +163,16 @@ def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"
 
 
+def test_H9_no_process_goes_on_before_a_checkpoint_has_its_name(tmp_path):
+    script = (HERE / "slow_commit.py", tmp_path)
+    code, _, err = finished(parsgd("launch", "--processes", 2, *script))
+    assert code == 0, err
+    for process in range(2):
+        found = json.loads((tmp_path / f"{process}.json").read_text())
+        # The newest, and the records: those of the start and both ends.
+        assert found == [[2, 2], [4, 3]]
+
+
 def test_H1_parts_of_several_processes_have_checksums(tmp_path):
     words = ("strategy=local_sgd", "local_steps=2", "optimizer=momentum", "workers=4")
     words += ("epochs=1", "evaluations=1", "checkpoint.rounds=2", "hydra.run.dir=run")
