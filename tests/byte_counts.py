@@ -36,6 +36,33 @@ def gathered(payload: Callable[[int], float]) -> Callable[[Any, int], float]:
     return sent
 
 
+def two_sided(payload: Callable[[int, int], float]) -> Callable[[Any, int], float]:
+    """Bytes where payloads of stripes, of so many rows and columns, go out and back."""
+
+    def sent(shapes, workers):
+        total = 0.0
+        for shape in shapes:
+            rows, width = int(np.prod(shape[:-1])), -(-shape[-1] // workers)
+            share = payload(rows, width)
+            if len(shape) > 1 and workers * share < 4 * rows * shape[-1]:
+                total += 2 * (workers - 1) * share
+            else:
+                total += all_reduced([shape], workers)
+        return total
+
+    return sent
+
+
+def hierarchical(shapes: Any, workers: int) -> float:
+    """Pairs halve each array, rings of a member of each average the halves."""
+    group = 1 if workers % 2 else 2
+    total, across = 0, workers // group
+    for shape in shapes:
+        part = -(-int(np.prod(shape)) // group)
+        total += 2 * (group - 1) * part + 2 * (across - 1) * -(-part // across)
+    return 4.0 * total
+
+
 def sparse(ratio: float) -> Callable[[int], float]:
     """Payload of the k largest of n entries."""
 

@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import ledger
 import numpy as np
 import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
-from one_of_several import FIXED
+from one_of_several import FIXED, LEDGER
 from processes import finished, free_address, parsgd, two_by_hand
 from safetensors.numpy import load_file
 from zoo import MORE_ROWS, ZOO
@@ -61,6 +62,14 @@ def test_I10_other_numbers_of_processes_give_the_same_trajectories(tmp_path):
             np.testing.assert_allclose(
                 ends[0][name], other[name], rtol=2e-5, atol=2e-6, err_msg=name
             )
+
+
+def test_E2_two_processes_use_the_examples_of_the_order(tmp_path):
+    script = (HERE / "one_of_several.py", tmp_path / "used.npz", 2, LEDGER)
+    code, _, err = finished(parsgd("launch", "--processes", 2, *script))
+    assert code == 0, err
+    (used,) = np.load(tmp_path / "used.npz").values()
+    np.testing.assert_array_equal(used, ledger.ordered())
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI's mpirun")
@@ -153,6 +162,16 @@ def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     record = json.loads((tmp_path / "s/0/result.json").read_text())
     assert record["summary"]["placement"]["processes"] == 2
     assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"
+
+
+def test_H9_no_process_goes_on_before_a_checkpoint_has_its_name(tmp_path):
+    script = (HERE / "slow_commit.py", tmp_path)
+    code, _, err = finished(parsgd("launch", "--processes", 2, *script))
+    assert code == 0, err
+    for process in range(2):
+        found = json.loads((tmp_path / f"{process}.json").read_text())
+        # The newest, and the records: those of the start and both ends.
+        assert found == [[2, 2], [4, 3]]
 
 
 def test_H1_parts_of_several_processes_have_checksums(tmp_path):

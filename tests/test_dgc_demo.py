@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 import reducer_oracles as oracles
-from reducing import LANES4, PLACES, compare, gradients, trajectory
+from reducing import LANES3, LANES4, PLACES, compare, gradients, trajectory
 
 from parsgd.reducers import all_reduce, demo, dgc
 from parsgd.strategies import dgc_sgd
@@ -112,3 +112,12 @@ def test_demo_follows_a_schedule():
     one = demo(learning_rate=rate, sign=False)
     outs, _ = trajectory(one, ("vmap", 1, 1), {"b": g})
     np.testing.assert_allclose(outs["b"][0, :, 0], [1, 2 / 3, 1 / 3, 0], atol=1e-6)
+
+
+def test_demo_applies_no_sign_of_what_is_not_finite():
+    g = gradients((7,), 3, 2)
+    g[1, 0, 4] = np.inf  # an entry of a leaf that is sent as it is
+    outs, states = trajectory(demo(), LANES3, {"b": g})
+    assert np.isnan(outs["b"][:, 0, 4]).all()
+    assert np.isfinite(outs["b"][:, 1]).all()
+    assert not states.momentum["['b']"].any()

@@ -7,12 +7,20 @@ import jax
 import numpy as np
 import optax
 import oracles
-from byte_counts import all_reduced, gathered, one_bit_columns, sparse
+from byte_counts import (
+    all_reduced,
+    gathered,
+    hierarchical,
+    one_bit_columns,
+    sparse,
+)
 from zoo_compressed import MORE, ROWS
+from zoo_two_sided import TWO_SIDED
 
 import parsgd
+from parsgd import comm
 from parsgd.compressors import top_k
-from parsgd.core import Algorithm
+from parsgd.core import Algorithm, Strategy
 
 
 class Row(NamedTuple):
@@ -44,6 +52,17 @@ class Row(NamedTuple):
 def top_fifth(v: Any) -> Any:
     """`top_k` with ratio 0.2, by sorting."""
     return oracles._largest(v, 0.2)
+
+
+def in_pairs(optimizer: optax.GradientTransformation) -> Strategy:
+    """Hierarchical `sync_sgd` of groups of two, or of one where W is odd."""
+
+    def local(grads, state, params):
+        group = 1 if comm.world() % 2 else 2
+        method = parsgd.sync_sgd(optimizer, algorithm="hierarchical", group=group)
+        return method.local(grads, state, params)
+
+    return parsgd.sync_sgd(optimizer, algorithm="ring")._replace(local=local)
 
 
 def _compressed(rows: dict[str, tuple]) -> dict[str, Row]:
@@ -185,10 +204,12 @@ ZOO = {
 }
 
 # Not in every battery: what they share with rows of the zoo is held there.
-MORE_ROWS = _compressed(MORE)
-MORE_ROWS["one_bit two-sided"] = ZOO["one_bit_sgd"]._replace(
-    make=lambda opt: parsgd.one_bit_sgd(opt, two_sided=True)
-)
+MORE_ROWS = {
+    "sync_sgd hierarchical": Row(
+        in_pairs, 1, oracles.sync_sgd, hierarchical, identical=True
+    ),
+    **_compressed(MORE | TWO_SIDED),
+}
 
 
 def shapes_of(tree: Any) -> list[tuple[int, ...]]:

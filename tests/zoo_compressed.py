@@ -42,7 +42,9 @@ from parsgd import compressors, reducers, strategies
 
 RATE = 0.05  # of those that do not take the optimizer
 MOMENTS = {"b1": 0.8, "b2": 0.9, "eps": 1e-6}
+INTERVALS = {"kappa": 4, "freeze_step": 4, "double_steps": 1, "max_interval": 1}
 LOOSE = {"identical": True, "plain": False}
+GATHERED = {"exchange": reducer_oracles.OneBitGather}
 RANDOM = {**LOOSE, "per_worker": True}  # each worker draws its own numbers
 
 
@@ -93,18 +95,21 @@ def by_reducer(reducer: Callable[[], optax.GradientTransformation]) -> Callable:
     return lambda opt: parsgd.compressed_sgd(opt, reducer=reducer())
 
 
-def _adam_oracle(oracle, x, c, *, workers, h, steps, lr, mu, **options):
+def adam(oracle, x, c, *, workers, h, steps, lr, mu, **options):
+    """Of 1-bit and 0/1 Adam, on the oracles' problem."""
+
     def gradient(x, t, w):
         return {k: np.tanh(v - c[k][t, w]) for k, v in x.items()}
 
     return oracle(
         x, gradient, workers=workers, steps=steps, rates=[RATE] * steps, **MOMENTS,
-        exchange=reducer_oracles.OneBitGather, **options,
+        **options,
     )  # fmt: skip
 
 
-def _zero_one(*args, **options):
-    found = _adam_oracle(
+def zero_one(*args, **options):
+    """0/1 Adam whose first four of ten steps are dense."""
+    found = adam(
         reducer_oracles.zero_one_adam, *args, **options, sync={*range(4, 10)},
         variance=set(), dense=4,
     )  # fmt: skip
@@ -205,7 +210,7 @@ ROWS: dict[str, tuple] = {
         ),
         1,
         functools.partial(
-            _adam_oracle, reducer_oracles.one_bit_adam, freeze=4, correct=False
+            adam, reducer_oracles.one_bit_adam, freeze=4, correct=False, **GATHERED
         ),
         gathered(lambda n: -(-n // 8) + 8),
         LOOSE,
@@ -230,7 +235,7 @@ ROWS: dict[str, tuple] = {
     ),
 }
 
-# Held against their oracles and bytes only: what they share with the rows above.
+# Not in every battery: what they share with the rows above is held there.
 MORE: dict[str, tuple] = {
     "terngrad": (
         by_reducer(
@@ -286,16 +291,10 @@ MORE: dict[str, tuple] = {
     ),
     "zero-one adam": (
         lambda _: strategies.zero_one_adam(
-            RATE,
-            **MOMENTS,
-            kappa=4,
-            freeze_step=4,
-            double_steps=1,
-            max_interval=1,
-            two_sided=False,
+            RATE, **MOMENTS, **INTERVALS, two_sided=False
         ),
         2,
-        _zero_one,
+        functools.partial(zero_one, **GATHERED),
         gathered(lambda n: -(-n // 8) + 8),
         {"plain": False},
     ),

@@ -119,7 +119,7 @@ def demo(
             for path, g in gradient.items()
         }
         mean, rest = _exchange(m, chunk, k)
-        out = {p: jnp.sign(x) if sign else x for p, x in mean.items()}
+        out = {p: _sign(x) if sign else x for p, x in mean.items()}
         momentum = {
             path: jnp.where(paths.finite(mean[path]), rest[path], old)
             for path, old in state.momentum.items()
@@ -127,6 +127,11 @@ def demo(
         return paths.join(out, updates), DeMoState(momentum, state.step + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def _sign(x: jax.Array) -> jax.Array:
+    """An infinite average has a sign too, which is not to be applied."""
+    return jnp.where(jnp.isfinite(x), jnp.sign(x), jnp.nan)
 
 
 def _exchange(m: paths.Arrays, chunk: int, k: int) -> tuple[paths.Arrays, paths.Arrays]:
