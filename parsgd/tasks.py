@@ -81,12 +81,12 @@ def classification(
         l2: Coefficient of ``1/2 |params|^2`` over all parameters, at least 0. It does
             not depend on the batch or on the number of workers.
         separable: Whether each example of a batch is treated on its own, so that the
-            batches of workers that share a device and their parameters may be run as
-            one, which is faster; see `Task`. Default: True for built-in models only.
+            batches of workers on one device may be run as one, which is faster; see
+            `Task`. Default: True for built-in models only.
 
     Raises:
-        UserError: ``data`` or ``model`` cannot be used, or ``l2`` is negative; from
-            `Task.init`, if the model's logits do not fit the labels.
+        UserError: What cannot be used; from `Task.init`, logits that do not fit the
+            labels.
 
     Example:
         >>> task = digits(MLP(features=[16]))
@@ -121,9 +121,9 @@ def classification(
         expected = (*data.train.y[:1].shape, data.classes)
         if logits.shape != expected:
             do = f"its last layer must have {data.classes} outputs"
-            if len(logits.shape) > len(expected):
+            if logits.ndim > len(expected):
                 do = "flatten what comes in first, as in x = x.reshape(len(x), -1)"
-            if len(logits.shape) < len(expected):
+            elif logits.ndim < len(expected):
                 do = "it must predict every position, as task/model=gpt does"
             raise UserError(
                 f"{data.name}: the model returns logits of shape {logits.shape} for "
