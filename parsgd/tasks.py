@@ -44,15 +44,13 @@ class Task(NamedTuple):
     Attributes:
         name: How tables and logs call it.
         data: The `Dataset`.
-        init: ``(key) -> (params, model_state)``; ``model_state`` is ``{}`` when there
-            is none, else what a worker keeps for itself (batch statistics).
-        loss: ``(params, model_state, batch, key) -> (loss, model_state)``, in training
-            mode; ``loss`` is a float32 scalar.
+        init: ``(key) -> (params, model_state)``, the latter what a worker keeps for
+            itself, such as batch statistics; ``{}`` where there is none.
+        loss: ``(params, model_state, batch, key) -> (float32 scalar, model_state)``, in
+            training mode.
         metrics: ``(params, model_state, batch) -> {"loss": [b], "accuracy": [b]}``, in
-            evaluation mode, per example and unweighted. The penalty is part of every
-            example's loss, so the mean over the training set is the objective.
-        separable: Whether ``loss`` is a mean over slots, each computed on its own; then
-            workers of one device may take their batches as one, see `classification`.
+            evaluation mode. Each loss has the penalty: their mean is the objective.
+        separable: Whether ``loss`` is a mean over slots that are computed apart.
     """
 
     name: str
@@ -123,7 +121,7 @@ def classification(
             do = f"its last layer must have {data.classes} outputs"
             if logits.ndim > len(expected):
                 do = "flatten what comes in first, as in x = x.reshape(len(x), -1)"
-            elif logits.ndim < len(expected):
+            if logits.ndim < len(expected):
                 do = "it must predict every position, as task/model=gpt does"
             raise UserError(
                 f"{data.name}: the model returns logits of shape {logits.shape} for "
