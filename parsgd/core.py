@@ -169,6 +169,24 @@ def spread(params: Params) -> jax.Array:
     return jnp.sqrt(distance / jnp.maximum(squares(center), 1e-30))
 
 
+def _unspoilt(new: State, old: State) -> State:
+    """A model's state, but the old one where numbers in the new one are not finite.
+
+    Parameters come back from a batch with a NaN where its gradient is skipped; moving
+    averages such as batch statistics would not.
+    """
+    numbers = [x for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating)]
+    if not numbers:
+        return new
+    good = jnp.stack([jnp.isfinite(x).all() for x in numbers]).all()
+
+    def kept(a, b):
+        moves = jnp.issubdtype(a.dtype, jnp.floating)
+        return jnp.where(good, a, b) if moves else a
+
+    return jax.tree.map(kept, new, old)
+
+
 def run_round(
     strategy: Strategy,
     loss: Loss,
@@ -217,6 +235,7 @@ def run_round(
                 jax.random.fold_in(key, rank),
                 micro_batches,
             )
+            model = _unspoilt(model, state.model)
             params, inner = strategy.local(grads, state.strategy, state.params)
             return TrainState(state.step + 1, state.key, params, model, inner), value
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
+from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
-from parsgd.cluster.alike import check_alike, checksum
+from parsgd.cluster.alike import check_alike, data_checksum
 from parsgd.core import Algorithm, phases
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
@@ -78,8 +79,8 @@ def fit(
         devices: How many devices, or which; see `parsgd.place`.
         tail: An epoch's last partial batch: ``"drop"`` or ``"weight"``.
         shards: ``"reshuffled"`` among the workers in every epoch, or ``"fixed"``: each
-            worker keeps its part of the data, and where workers have devices of their
-            own, only that part is in a device's memory.
+            worker keeps its part of the data, and with shard_map on several devices
+            each has only its own workers' part to train on in its memory.
         label_skew: Part of the examples that is dealt to fixed shards sorted by label,
             from 0, where they are alike, to 1; see `parsgd.data.fixed_shards`.
         micro_batches: Gradient accumulation: equal parts of each worker's batch.
@@ -146,10 +147,12 @@ def fit(
     }
     check_run(plan, schedule, rounds, counts, target_accuracy)
     in_rounds = rounds is not None
+    with cluster.busy():
+        data_sum = data_checksum(task.data)
     facts = {
         "task": task.name,
         "examples": plan.order.examples,
-        "data_checksum": checksum((task.data.train, task.data.test)),
+        "data_checksum": data_sum,
         "workers": plan.order.workers,
         "worker_batch": plan.order.worker_batch,
         "local_steps": local_steps,
@@ -198,6 +201,11 @@ def fit(
                     )
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
+            history: list[Record] = []
+            if resumed:
+                meta = resumed.meta
+                history = meta["history"]
+                meter.resume(meta["round"], meta["step"], meta["counts"], earlier)
             summary = {
                 "task": task.name,
                 "data_checksum": facts["data_checksum"],
@@ -217,10 +225,7 @@ def fit(
                 *keeper.lines,
             ]
             observer.start(summary, said)
-            history: list[Record] = []
             if resumed:
-                history = resumed.meta["history"]
-                meter.resume(*(resumed.meta[k] for k in ("round", "step", "counts")))
                 observer.resumed(history)
             evaluate = Evaluation(task, engine, train_examples)
             loop = Loop(

@@ -84,4 +84,31 @@ def test_other_data_are_nothing_to_go_on_with(command, tmp_path, table):  # noqa
     assert command("train", *words, "epochs=1", *RUN)[0] == 0
     change(first=0.7)
     code, _, err = command("train", "resume=run", "epochs=2")
-    assert code == 2 and "data_checksum: " in err, err
+    assert code == 2 and "the data themselves, by a checksum: " in err, err
+
+
+def test_dense_bytes_are_those_of_the_workers_of_the_time(command, tmp_path):  # noqa: F811
+    words = ("strategy=local_sgd", "local_steps=4", "global_batch=32", "evaluations=2")
+    run = ("checkpoint.rounds=1000", "hydra.run.dir=run")
+    assert command("train", *words, "workers=1", "samples=1280", *run)[0] == 0
+    code, out, _ = command("train", "resume=run", "workers=4", "samples=2560")
+    assert code == 0, out
+    summary = json.loads((tmp_path / "run/result.json").read_text())["summary"]
+    # 40 steps of one worker, who sends nothing, then 40 of four in rounds of four.
+    size = 4 * summary["parameters"]
+    assert summary["bytes_dense"] == 1.5 * size * 40
+    assert summary["bytes"] == 1.5 * size * 10
+
+
+@pytest.mark.parametrize("strategy", ["post_local_sgd", "one_bit_adam"])
+def test_what_is_planned_is_what_is_sent(command, tmp_path, strategy):  # noqa: F811
+    adam = ("optimizer=adam",) if strategy == "one_bit_adam" else ()
+    words = (f"strategy={strategy}", *adam, "epochs=2", "evaluations=2", *RUN)
+    assert command("train", *words)[0] == 0
+    for more in ((), ("resume=run", "epochs=3")):
+        if more:
+            assert command("train", *more)[0] == 0
+        summary = json.loads((tmp_path / "run/result.json").read_text())["summary"]
+        assert summary["bytes_planned"] == pytest.approx(summary["bytes"])
+        assert summary["bytes_dense_planned"] == summary["bytes_dense"]
+        assert summary["bytes_dense"] > summary["bytes"]

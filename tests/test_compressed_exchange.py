@@ -148,7 +148,7 @@ def test_B14_two_programs_and_a_residual_that_starts_at_zero(two_sided):
         states.append(state)
     jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
     (feedback, _) = states[1].strategy
-    kept = jax.tree.leaves((feedback[1].error, feedback[1].exchange.owner_error))
+    kept = jax.tree.leaves((feedback.error, feedback.exchange.owner_error))
     assert kept and not any(np.asarray(x).any() for x in kept)
     before = len(run._programs)
     state, *_ = run.run(states[1], 1, index, weight, 3)

@@ -28,7 +28,6 @@ STRATEGIES = sorted(p.stem for p in (CONF / "strategy").glob("*.yaml"))
 # Where a file differs from the function's default, on purpose.
 CHOSEN = {
     "feedback/ef_momentum.yaml": {"nesterov": True},  # Zheng et al.'s
-    "feedback/ef21_momentum.yaml": {"dampening": 0.9},  # a moving average
     "optimizer/momentum.yaml": {"momentum": 0.9},
     "optimizer/lars.yaml": {},
     "schedule/linear.yaml": {"init_value": 1.0, "end_value": 0.0},

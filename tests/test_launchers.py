@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -174,3 +176,23 @@ def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
     assert told(running[3]).startswith("True 0 ")
     for process in running[1:]:
         process.communicate("")
+
+
+def test_a_process_that_was_killed_between_jobs_is_replaced(monkeypatch):
+    from parsgd.cli import process_jobs
+
+    launcher = process_jobs.ProcessJobs(n_jobs=2)
+    launcher.hydra_context = launcher.config = launcher.task_function = None
+    monkeypatch.setattr(process_jobs, "execute_job", print)
+    dead = process_jobs._pool()
+    victim = dead.submit(os.getpid).result()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(process_jobs.TerminatedWorkerError):
+        while True:
+            dead.submit(time.sleep, 0.1).result()
+    launcher._idle.append(dead)
+    future, pool = launcher._start(0, [])
+    try:
+        assert future.result() is None and pool is not dead
+    finally:
+        pool.shutdown(kill_workers=True)

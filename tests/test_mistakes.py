@@ -158,7 +158,10 @@ def test_J4_train_says_what_is_wrong(command, tmp_path, arguments, expected):
     assert "Traceback" not in out + err
 
 
-@pytest.mark.parametrize("mistake", ["workers=0", "placement.devices=99", "seed=x"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["workers=0", "placement.devices=99", "seed=x", "hydra/launcher=processes"],
+)
 def test_J4_a_run_that_was_refused_leaves_no_folder(command, tmp_path, mistake):
     assert command("train", mistake)[0] == 2
     assert not list(tmp_path.iterdir())

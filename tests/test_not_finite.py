@@ -80,3 +80,41 @@ def test_G1_nobody_is_named_where_all_fail_at_once():
         tiny(), parsgd.sync_sgd(optax.sgd(float("inf"))), evaluations=1, **SIZES
     )
     assert run.status == "diverged" and "worker" not in run.reason
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_G1_moving_averages_of_a_model_stay_whole_too(micro_batches):
+    task = tiny()
+
+    def init(key):
+        params, _ = task.init(key)
+        return params, {"mean": np.float32(0.0), "batches": np.int32(0)}
+
+    def loss(params, model, batch, key):
+        value, _ = task.loss(params, {}, batch, key)
+        mean = 0.5 * model["mean"] + 0.5 * batch.x.mean()
+        return value, {"mean": mean, "batches": model["batches"] + 1}
+
+    def metrics(params, model, batch):
+        del model
+        return task.metrics(params, {}, batch)
+
+    kept = task._replace(init=init, loss=loss, metrics=metrics)
+    kept = spoiled(kept, steps=[2], worker=3, **SIZES)
+    method = parsgd.sync_sgd(optax.sgd(0.1), skip_nonfinite=True)
+    run = parsgd.fit(kept, method, evaluations=4, micro_batches=micro_batches, **SIZES)
+    assert run.status == "completed"
+    assert np.isfinite(run.model_state["mean"]) and run.model_state["mean"] != 0
+    assert run.model_state["batches"] == 8 * micro_batches  # counts go on
+
+
+@pytest.mark.parametrize("workers", [[0], [0, 1, 2, 3]])
+def test_G1_a_round_counts_as_bad_only_if_it_is_on_all_workers(workers):
+    task = tiny()
+    for worker in workers:  # two steps in a row, and the last of all
+        task = spoiled(task, steps=[2, 3, 7], worker=worker, **SIZES)
+    method = parsgd.sync_sgd(optax.sgd(0.1), skip_nonfinite=True)
+    run = parsgd.fit(task, method, max_bad_rounds=3, evaluations=1, **SIZES)
+    assert run.status == "completed"
+    worse = parsgd.fit(task, method, max_bad_rounds=2, evaluations=1, **SIZES)
+    assert (worse.status == "diverged") == (len(workers) == 4)

@@ -4,7 +4,9 @@ import jax
 import numpy as np
 import optax
 import pytest
+from command_line import command  # noqa: F401
 from hypothesis import given, settings, strategies as st
+from resumes import fit
 from tiny import CLASSES, tiny
 
 import parsgd
@@ -92,8 +94,11 @@ def test_skew_is_the_part_that_is_dealt_by_label(workers):
 
     for counts in classes(0.0):
         assert counts.min() > 0  # all classes everywhere
-    for counts in classes(1.0):
-        assert (counts > 0).sum() <= 10 / workers + 2
+    # A worker has its cut of the labels in their order, and no other.
+    for counts, start, end in zip(classes(1.0), starts, starts[1:], strict=False):
+        np.testing.assert_array_equal(
+            counts, np.bincount(labels[start:end], minlength=10)
+        )
     size = 1000 / workers
     if workers == 10:  # a shard's own class is all of its half, and some of the rest
         for w, counts in enumerate(classes(0.5)):
@@ -164,3 +169,34 @@ def test_what_is_no_way_to_shard_is_refused(options, says):
     labels = None if labels is None else np.asarray(labels)
     with pytest.raises(UserError, match=says):
         Order(examples=8, workers=2, worker_batch=2, labels=labels, **options)
+
+
+@pytest.mark.parametrize("tail", ["drop", "weight"])
+def test_E4_a_run_that_goes_on_reads_what_it_would_have_read(tmp_path, tail):
+    sizes = {"shards": "fixed", "label_skew": 0.5, "tail": tail, "task": tiny(95)}
+    whole = fit(tmp_path / "a", **sizes)
+    assert fit(tmp_path / "b", at=3, **sizes) is None
+    again = fit(tmp_path / "b", **sizes)
+    jax.tree.map(np.testing.assert_array_equal, whole.readout, again.readout)
+
+
+def test_shards_are_cut_anew_for_another_number_of_workers(tmp_path):
+    sizes = {"shards": "fixed", "samples": 288, "worker_batch": 4}
+    assert fit(tmp_path / "a", at=2, workers=4, **sizes) is None
+    run = fit(tmp_path / "a", workers=2, **sizes)
+    assert run.status == "completed" and run.summary["workers"] == 2
+    with pytest.raises(UserError, match="shards: reshuffled, saved with fixed"):
+        fit(tmp_path / "a", workers=2, **sizes | {"shards": "reshuffled"})
+
+
+def test_J4_shards_of_a_config(command, tmp_path):  # noqa: F811
+    words = ("workers=4", "samples=640", "evaluations=1", "hydra.run.dir=run")
+    code, out, _ = command("train", "shards=fixed", "label_skew=0.5", *words)
+    assert code == 0
+    assert "each worker keeps 359 or 360 samples for the whole run, 50% of them" in out
+    for wrong, said in (
+        (("label_skew=0.5",), "set shards=fixed too"),
+        (("shards=fixed", "label_skew=0.5", "task=text"), "have no single label"),
+    ):
+        code, _, err = command("train", *wrong, *words)
+        assert code == 2 and said in err and len(err.splitlines()) == 1

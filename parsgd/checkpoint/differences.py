@@ -31,6 +31,7 @@ FREE = (
     "optimizer",
     "scaling.reference_batch",
 )
+NAMES = {"data_checksum": "the data themselves, by a checksum"}
 FIXED = ("optimizer._target_",)
 
 
@@ -52,7 +53,7 @@ def allowed(
     wrong = {key: both for key, both in changed.items() if not _free(key)}
     if wrong and not force:
         listed = "".join(
-            f"\n  {key}: {after}, saved "
+            f"\n  {NAMES.get(key, key)}: {after}, saved "
             + ("without it" if before == ABSENT else f"with {before}")
             for key, (before, after) in wrong.items()
         )
@@ -81,12 +82,17 @@ def moved_phases(
     Example:
         >>> moved_phases([[0, 1], [8, 1]], [[0, 1], [132, 1]], step=44)
         ['phase 1 begins at step 132, was 8: at step 44 it is left, and begins again']
+        >>> moved_phases([[0, 1], [132, 1]], [[0, 1], [8, 1]], step=44)
+        ['phase 1 begins at step 8, was 132: it begins at once, at step 44']
     """
     lines = []
     for phase, ((before, *_), (after, *_)) in enumerate(zip(old, new, strict=False)):
         if before != after:
-            back = f": at step {step} it is left, and begins again"
-            more = back if before <= step < after else ""
+            more = ""
+            if before <= step < after:
+                more = f": at step {step} it is left, and begins again"
+            elif after < step < before:
+                more = f": it begins at once, at step {step}"
             lines.append(f"phase {phase} begins at step {after}, was {before}{more}")
     return lines
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,12 +86,6 @@ def train(arguments: list[str]) -> int:
         assert isinstance(overrides, list)
         sweeping = hydra_config.mode == RunMode.MULTIRUN
         first = cluster.is_first()
-        launcher = hydra_config.runtime.choices["hydra/launcher"]
-        if not sweeping and launcher != "basic":
-            raise UserError(
-                f"hydra/launcher={launcher}: a launcher starts the jobs of a sweep, "
-                "and this is one run: add -m, or leave it out"
-            )
         if sweeping and first:
             print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
         folder = Path(hydra_config.runtime.output_dir)
@@ -106,8 +101,10 @@ def train(arguments: list[str]) -> int:
                 print(f"{number}{_ending(outcome)}", flush=True)
         elif outcome.status == "completed":
             if first and outcome.skipped:
-                more = "; `parsgd train resume={}` with a larger budget goes on"
-                more = more.format(folder) * has_checkpoints(folder)
+                more = ""
+                if has_checkpoints(folder):
+                    again = shlex.quote(f"resume={folder}")
+                    more = f"; `parsgd train {again}` with a larger budget goes on"
                 print(f"completed before: {folder}{more}")
             elif first:
                 print(f"completed: {folder}")

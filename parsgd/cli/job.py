@@ -5,7 +5,7 @@ import datetime
 import logging
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
-from parsgd.cluster.alike import check_alike, checksum
-from parsgd.config.objects import Built, build, resolved
+from parsgd.cluster.alike import check_alike, data_checksum
+from parsgd.config.objects import Built, build, resolved, task_of
 from parsgd.config.targets import ALLOWED
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
@@ -106,7 +106,7 @@ def _run_job(
     back = saving.goes_back(cfg)  # to before its end
     done = "" if back else settled(folder, config)
     if done:
-        done = settled(folder, config, _data(cfg, allowed))
+        done = settled(folder, config, _data(config, allowed))
     if done := cluster.agree("settled", done):
         return _skipped(folder, done)
     try:
@@ -116,7 +116,8 @@ def _run_job(
         built = build(cfg, allowed=allowed)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
-        data = checksum((built.task.data.train, built.task.data.test))
+        with cluster.busy():
+            data = data_checksum(built.task.data)
         done = "" if back else settled(folder, config, data)
         if done := cluster.agree("settled", done):
             return _skipped(folder, done)
@@ -126,7 +127,7 @@ def _run_job(
             if alone:
                 refuse_other(folder, config, data)
             recorder.say(
-                "its config or data have changed, or it failed: it is run again"
+                "its config or data have changed, or it did not end: it is run again"
             )
         checkpoints = saving.checkpoints(cfg, folder, overrides)
         outcome, found = _train(built, recorder, checkpoints)
@@ -163,13 +164,13 @@ def _run_job(
     return outcome
 
 
-def _data(cfg: DictConfig, allowed: Sequence[str]) -> str | None:
+def _data(config: Mapping[str, Any], allowed: Sequence[str]) -> str | None:
     """The checksum of a job's data; None if they cannot be loaded any more."""
     try:
-        task = build(cfg, allowed=allowed).task
-    except Exception:
+        with cluster.busy():
+            return data_checksum(task_of(config, allowed).data)
+    except UserError:
         return None
-    return checksum((task.data.train, task.data.test))
 
 
 def _agreed(outcome: Outcome) -> Outcome:

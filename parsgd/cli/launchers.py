@@ -99,7 +99,7 @@ def _check_joblib(launcher: Any) -> None:
         if key not in ("_target_", "n_jobs") and value != usual:
             raise UserError(
                 f"hydra.launcher.{key}={value} would do nothing: jobs begin one by "
-                "one in order, each in a process for itself, and of joblib's settings "
+                "one in order, one at a time in each process, and of joblib's settings "
                 "n_jobs alone counts; leave it out"
             )
     process_jobs.install()

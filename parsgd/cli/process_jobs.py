@@ -4,6 +4,7 @@ A pool of several is broken as a whole where one of its processes is killed, and
 the jobs of the others.
 """
 
+import contextlib
 import os
 import re
 import threading
@@ -53,9 +54,9 @@ class ProcessJobs(JoblibLauncher):
         try:
             while waiting or running:
                 while waiting and len(running) < at_once:
-                    pool = self._idle.pop() if self._idle else _pool()
                     job = waiting.popleft()
-                    running[self._start(pool, *job)] = (pool, *job)
+                    future, pool = self._start(*job)
+                    running[future] = (pool, *job)
                 for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
                     pool, number, overrides = running.pop(future)
                     try:
@@ -70,17 +71,16 @@ class ProcessJobs(JoblibLauncher):
         return [found[number] for number in sorted(found)]
 
     def _start(
-        self, pool: ProcessPoolExecutor, number: int, overrides: Sequence[str]
-    ) -> Future:
-        return pool.submit(
-            execute_job,
-            number,
-            overrides,
-            self.hydra_context,
-            self.config,
-            self.task_function,
-            Singleton.get_state(),
-        )
+        self, number: int, overrides: Sequence[str]
+    ) -> tuple[Future, ProcessPoolExecutor]:
+        work = (number, overrides, self.hydra_context, self.config, self.task_function)
+        work = (execute_job, *work, Singleton.get_state())
+        while self._idle:
+            pool = self._idle.pop()
+            with contextlib.suppress(TerminatedWorkerError):  # killed between jobs
+                return pool.submit(*work), pool
+        pool = _pool()
+        return pool.submit(*work), pool
 
 
 def _pool() -> ProcessPoolExecutor:

@@ -62,6 +62,12 @@ class Sweep(Callback):
             _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
             raise SystemExit(0)
         try:
+            launcher = config.hydra.runtime.choices["hydra/launcher"]
+            if launcher != "basic":
+                raise UserError(
+                    f"hydra/launcher={launcher}: a launcher starts the jobs of a "
+                    "sweep, and this is one run: add -m, or leave it out"
+                )
             make_devices([config.placement.devices])
             folder = Path(config.hydra.run.dir)
             if (folder / SWEPT).is_file():

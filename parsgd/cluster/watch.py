@@ -75,7 +75,7 @@ class Watch:
         threading.Thread(target=self._run, daemon=True, name="parsgd-watch").start()
 
     @property
-    def patience(self) -> float:
+    def silence(self) -> float:
         """Seconds without a sign of life after which a process is gone.
 
         A machine may stall as a whole, suspended or behind a slow file system: then a
@@ -133,21 +133,21 @@ class Watch:
         """After a collective failed: wait until the reason is seen; end with it."""
         deadline = time.monotonic() + 5 + 2 * BEAT_SECONDS
         while time.monotonic() < deadline:
-            if missing := self._missing(patience=4 * BEAT_SECONDS):
+            if missing := self._missing(4 * BEAT_SECONDS):
                 self._end(missing)
             time.sleep(BEAT_SECONDS)
 
     def _run(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                missing = self._missing(self.patience)
+                missing = self._missing(self.silence)
             except Exception:  # a watch that stops would look like a process gone
                 traceback.print_exc()
                 continue
             if missing:
                 self._end(missing)
 
-    def _missing(self, patience: float) -> str | None:
+    def _missing(self, silence: float) -> str | None:
         """Who keeps the others waiting, in words."""
         try:
             self.beat()
@@ -155,7 +155,7 @@ class Watch:
         except Exception:  # whatever the store's connection raises
             if self._ended.is_set():
                 return None
-            return LOST if time.monotonic() - self._heard > patience else None
+            return LOST if time.monotonic() - self._heard > silence else None
         now = time.monotonic()
         with self._lock:
             stage, what, allowed = self._stage, self._what, self._patience
@@ -168,7 +168,7 @@ class Watch:
             return self._failure
         for other, sign in others.items():
             name = f"process {other} of {self._processes}"
-            if sign.silent > patience:
+            if sign.silent > silence:
                 return f"{name} is gone: no sign of life for {sign.silent:.0f} s"
             if sign.failure and min(waited, sign.failing) > FAILED_SECONDS:
                 return f"{name} failed: {sign.failure}"

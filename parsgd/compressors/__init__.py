@@ -1,6 +1,6 @@
 """Lossy codes for gradients: ``encode`` to the packed arrays sent, and back."""
 
-from parsgd.compressors.base import Compressor, payload_bytes, pays
+from parsgd.compressors.base import Compressor, payload_bytes
 from parsgd.compressors.casts import FP8, bf16, fp8, fp16
 from parsgd.compressors.eight_bit import EightBit, dynamic_tree_8bit, linear_8bit
 from parsgd.compressors.natural import Natural, natural
@@ -28,7 +28,6 @@ __all__ = [
     "natural",
     "one_bit",
     "payload_bytes",
-    "pays",
     "qsgd",
     "random_k",
     "scaled_sign",

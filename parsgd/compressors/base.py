@@ -79,8 +79,3 @@ def why_raw(compressor: Compressor, like: Any, *, min_size: int = 0) -> str:
         return f"fewer than min_size={min_size} entries"
     smaller = payload_bytes(compressor, like) < like.size * like.dtype.itemsize
     return "" if smaller else GROWS
-
-
-def pays(compressor: Compressor, like: Any, *, min_size: int = 0) -> bool:
-    """Whether a leaf is compressed, see `why_raw`."""
-    return not why_raw(compressor, like, min_size=min_size)

@@ -33,7 +33,7 @@ _VALUES = {
 }
 
 # What papers call the sizes of a run.
-SIZES_BY_LETTER = {
+SIZES_BY_NAME = {
     "H": "local_steps",
     "K": "workers",
     "W": "workers",
@@ -214,7 +214,7 @@ def _not_overridable(
     where += f", which is {target} here" if target else ""
     there = f"{target or 'It'} has" if parent else "There are"
     listed = f" {there} {', '.join(keys)}." if keys else ""
-    if parent == "strategy" and (size := SIZES_BY_LETTER.get(name)):
+    if parent == "strategy" and (size := SIZES_BY_NAME.get(name)):
         return f"{key}: that is a size of the run, not of its strategy: {size}=VALUE"
     text = f"{key}: there is no key {name!r}{where}.{nearest(name, keys)}{listed}"
     if parent and len(_choices_of(parent, arguments)) > 1:

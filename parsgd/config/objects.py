@@ -79,9 +79,7 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
         UserError: Sizes that do not fit, or calls that cannot be made.
     """
     first = check(cfg)
-    task = call(first["task"], "task", allowed=allowed)
-    if not isinstance(task, Task):
-        raise wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
+    task = task_of(first, allowed)
     plan = plan_of(task, first)
     config = resolved(cfg, plan.steps)
     scaled = make_optimizer(config, plan, allowed)
@@ -95,6 +93,18 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     arguments["devices"] = _devices(config["placement"]["devices"])
     arguments["logged_learning_rate"] = scaled.schedule
     return Built(config, task, strategy, arguments, scaled.facts, lines)
+
+
+def task_of(config: Mapping[str, Any], allowed: Sequence[str] = ALLOWED) -> Task:
+    """The task of a config.
+
+    Raises:
+        UserError: It cannot be made.
+    """
+    task = call(config["task"], "task", allowed=allowed)
+    if not isinstance(task, Task):
+        raise wrong("task", task, "a parsgd.Task, such as parsgd.classification makes")
+    return task
 
 
 def plan_of(task: Task, config: Mapping[str, Any]) -> Plan:

@@ -203,6 +203,9 @@ class Order:
         return order[:size].reshape(-1, self.global_batch)
 
     def _epoch_of_shards(self, epoch: int) -> np.ndarray:
+        known = self._epochs
+        if epoch in known:
+            return known[epoch]
         steps, b = self.steps_per_epoch, self.worker_batch
         batches = np.empty((steps, self.workers, b), np.int32)
         for w, (start, end) in enumerate(itertools.pairwise(self.starts)):
@@ -210,7 +213,15 @@ class Order:
             # A padded slot holds one of the shard's first.
             own = self.rows[start:end][np.resize(order, steps * b)]
             batches[:, w] = own.reshape(steps, b)
-        return batches.reshape(steps, self.global_batch)
+        if len(known) > 1:
+            del known[next(iter(known))]
+        known[epoch] = batches.reshape(steps, self.global_batch)
+        return known[epoch]
+
+    @functools.cached_property
+    def _epochs(self) -> dict[int, np.ndarray]:
+        """The last two epochs of fixed shards that were asked for."""
+        return {}
 
 
 def shared_batch(global_batch: int, workers: int) -> int:

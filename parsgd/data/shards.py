@@ -48,9 +48,8 @@ def fixed_shards(
     """All examples, worker by worker.
 
     A part ``label_skew`` of the examples, drawn at random, is sorted by label before
-    it is dealt out, so that each worker gets neighbouring labels; the rest is dealt at
-    random. 0 makes shards that are alike, 1 gives each worker as few classes as
-    equally large shards allow.
+    it is dealt out, so that each worker gets neighbouring labels, and so few of them;
+    the rest is dealt at random. 0 makes shards that are alike, 1 those that differ.
 
     Args:
         examples: N.
@@ -72,7 +71,10 @@ def fixed_shards(
     Source: skewed label partitions of Hsieh, Phanishayee, Mutlu, Gibbons: The Non-IID
     Data Quagmire of Decentralized Machine Learning, ICML 2020, section 3.
     """
+    labels = None if labels is None else np.asarray(labels)
     check_shards("fixed", label_skew, labels)
+    if labels is not None and len(labels) != examples:
+        raise UserError(f"{len(labels)} labels for {examples} examples: give each one")
     stream = np.random.SeedSequence(seed, spawn_key=(_STREAM,))
     order = np.random.Generator(np.random.Philox(stream)).permutation(
         np.arange(examples, dtype=np.int32)

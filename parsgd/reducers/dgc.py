@@ -116,7 +116,9 @@ def dgc(
     def why_raw(x) -> str:
         if len(x.shape) < 2:
             return SMALL
-        return f"fewer than min_size={min_size} entries" * (x.size < max(1, min_size))
+        if x.size == 0:
+            return "empty"
+        return f"fewer than min_size={min_size} entries" * (x.size < min_size)
 
     def init(params: Any) -> Any:
         arrays, others = paths.split(params, why_raw)

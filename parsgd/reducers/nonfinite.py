@@ -25,6 +25,15 @@ class SkipState(NamedTuple):
     own: jax.Array
 
 
+def skips_steps(state: Any) -> bool:
+    """Whether a transformation with such a state has a `skip_nonfinite` in it."""
+
+    def counts(node: Any) -> bool:
+        return isinstance(node, SkipState)
+
+    return any(counts(node) for node in jax.tree.leaves(state, is_leaf=counts))
+
+
 def skip_nonfinite(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:

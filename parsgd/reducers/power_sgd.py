@@ -104,7 +104,10 @@ def power_sgd(
         if len(x.shape) < 2:
             return SMALL
         m, n = _matrix_shape(x)
-        return GROWS * (m * n <= min_compression * rank * (m + n))
+        if m * n <= rank * (m + n):
+            return GROWS
+        small = m * n <= min_compression * rank * (m + n)
+        return f"not smaller by min_compression={min_compression:g}" * small
 
     def random_q(x, step, number) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)

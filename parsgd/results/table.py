@@ -153,8 +153,6 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
     accuracy, accuracy_sem = mean_sem(_known(finals, "test_accuracy"))
     seconds, seconds_sem = mean_sem(_known(hits, "seconds"))
     summaries = [job.summary for job in done]
-    sent = mean_sem(_known(summaries, "bytes"))[0]
-    dense = mean_sem(_known(summaries, "bytes_dense"))[0]
     return {
         "strategy": g.strategy,
         "task": g.task,
@@ -174,7 +172,7 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
         "train_seconds": mean_sem(_known(summaries, "train_seconds"))[0],
         "samples_per_second": mean_sem(_known(summaries, "samples_per_second"))[0],
         "bytes_per_round": mean_sem(_known(summaries, "bytes_per_round"))[0],
-        "dense_over_sent": dense / sent if dense is not None and sent else None,
+        "dense_over_sent": mean_sem(list(filter(None, map(_ratio, summaries))))[0],
         "placement": _placement(g.jobs),
         "status": _status(g.jobs),
         "reason": "; ".join(dict.fromkeys(j.reason for j in g.jobs if j.reason))
@@ -198,6 +196,17 @@ def _placement(jobs: Sequence[Job]) -> str | None:
         if isinstance(devices, int) and isinstance(lanes, int)
     ]
     return "; ".join(dict.fromkeys(said)) or None
+
+
+def _ratio(summary: Mapping[str, Any]) -> float | None:
+    """Dense bytes over those sent; earlier results have those of a round only."""
+    for dense, sent in (
+        ("bytes_dense", "bytes"),
+        ("bytes_dense_per_round", "bytes_per_round"),
+    ):
+        if summary.get(dense) is not None and summary.get(sent):
+            return summary[dense] / summary[sent]
+    return None
 
 
 def _known(records: Iterable[dict[str, Any]], key: str) -> list[float]:

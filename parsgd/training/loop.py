@@ -9,12 +9,12 @@ from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import all_finite, evaluator
+from parsgd.training.faults import Skipped
 from parsgd.training.keeper import Keeper
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer
 from parsgd.training.plan import Origin, Plan
 from parsgd.training.segments import Segment, after, segments, stretches
-from parsgd.training.skipped import Skipped
 
 
 class Loop:

@@ -12,8 +12,9 @@ import numpy as np
 from rich.filesize import decimal
 
 from parsgd.training.engine import Engine, Outcome
+from parsgd.training.faults import first_at_fault
 from parsgd.training.plan import Plan
-from parsgd.training.segments import Segment
+from parsgd.training.segments import Segment, after
 from parsgd.words import counted
 
 Record = dict[str, Any]
@@ -38,8 +39,8 @@ class Meter:
         self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
         found = {kind: engine.traffic(*kind) for kind in kinds}
         self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
-        self._planned = sum(p.rounds * self._sent[p[:2]] for p in parts)
-        self._planned_steps = sum(p.steps for p in parts)
+        self._parts = parts
+        self._earlier: Sequence[Sequence[int]] = ()
         self._calls = found[self._main].calls
         longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
@@ -111,14 +112,14 @@ class Meter:
         self._rounds[part.phase, part.local_steps] += count
         self.spread = outcome.spread
         self._step_seconds = max(outcome.seconds, 1e-6) / steps
-        rounds = np.float64(outcome.losses.swapaxes(0, 1).reshape(count, -1))
-        for i, loss in enumerate(rounds.mean(axis=1).tolist()):
+        rounds = outcome.losses.swapaxes(0, 1).reshape(count, -1).astype(np.float64)
+        for i, loss in enumerate(map(self._mean, rounds)):
             self._loss = loss
             self._loss_sum += loss
             self._loss_rounds += 1
             self._bad = 0 if math.isfinite(loss) else self._bad + 1
             if self._bad == 1:
-                self._first = _first_at_fault(outcome.losses[:, i], before + i * h)
+                self._first = first_at_fault(outcome.losses[:, i], before + i * h)
             if self._bad >= self._max_bad_rounds:
                 bad = counted(self._bad, "round")
                 self.diverged = (
@@ -126,6 +127,13 @@ class Meter:
                     f"or before{self._first}"
                 )
                 return
+
+    def _mean(self, losses: np.ndarray) -> float:
+        """The loss of a round; where steps are skipped, what is finite of it."""
+        if self._engine.worker.skips:
+            done = losses[np.isfinite(losses)]
+            losses = done if done.size else losses
+        return float(losses.mean())
 
     def counts(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON can hold it."""
@@ -139,9 +147,22 @@ class Meter:
             "loss": [self._loss, self._loss_sum, self._loss_rounds],
         }
 
-    def resume(self, round: int, step: int, counts: Mapping[str, Any]) -> None:
-        """Go on where `counts` were taken."""
-        self.round, self.step = round, step
+    def resume(
+        self,
+        round: int,
+        step: int,
+        counts: Mapping[str, Any],
+        earlier: Sequence[Sequence[int]],
+    ) -> None:
+        """Go on where `counts` were taken.
+
+        Args:
+            round: Rounds done by then.
+            step: Optimizer steps done by then.
+            counts: What was counted.
+            earlier: Other numbers of workers before, each with the step until which.
+        """
+        self.round, self.step, self._earlier = round, step, earlier
         self._bytes_before = counts["bytes_before"]
         sent = {(phase, h): (n, size) for phase, h, n, size in counts["sent"]}
         if all(self._sent.get(kind) == size for kind, (_, size) in sent.items()):
@@ -173,6 +194,8 @@ class Meter:
         """A run that ends on a loss that is not finite has diverged too."""
         if self.diverged or self.healthy:
             return
+        if self._bad and self._engine.worker.skips and self._sound:
+            return  # the last round was skipped
         if self._bad:
             bad = counted(self._bad, "round")
             self.diverged = f"training loss not finite in the last {bad}{self._first}"
@@ -211,10 +234,21 @@ class Meter:
         }
         return done
 
-    def _dense(self, steps: int) -> float:
+    def _left(self) -> list[Segment]:
+        """What is still to be run."""
+        return after(self._parts, self.round - self._plan.origin.round)
+
+    def _dense(self, steps: int, workers: int | None = None) -> float:
         """What a worker sends where float gradients are all-reduced in each step."""
-        workers = self._engine.placement.workers
+        workers = self._engine.placement.workers if workers is None else workers
         return 2 * (workers - 1) / workers * self._engine.parameter_bytes * steps
+
+    def _dense_until(self, step: int) -> float:
+        """The same since the start of the run, however many workers it had when."""
+        total, begin = 0.0, 0
+        for workers, end in self._earlier:
+            total, begin = total + self._dense(end - begin, workers), end
+        return total + self._dense(step - begin)
 
     def summary(self) -> dict[str, Any]:
         """What is known before the first step."""
@@ -244,8 +278,9 @@ class Meter:
             "bytes_dense_per_round": self._dense(kind[1]),
             "bytes_from_step": starts[kind[0]],
             "bytes_until_step": later[0] if later else None,
-            "bytes_planned": self._planned,
-            "bytes_dense_planned": self._dense(self._planned_steps),
+            "bytes_planned": self.bytes
+            + sum(p.rounds * self._sent[p[:2]] for p in self._left()),
+            "bytes_dense_planned": self._dense_until(plan.steps),
             "stopped": "budget",
         }
 
@@ -257,23 +292,8 @@ class Meter:
             "steps": self.step,
             "samples": samples,
             "bytes": self.bytes,
-            "bytes_dense": self._dense(self.step),
+            "bytes_dense": self._dense_until(self.step),
             "compile_seconds": self._engine.compile_seconds,
             "train_seconds": self.seconds,
             "samples_per_second": samples / max(self.seconds, 1e-9),
         }
-
-
-def _first_at_fault(losses: np.ndarray, before: int) -> str:
-    """Whose loss was not finite first, if not everybody's.
-
-    Args:
-        losses: Of a round, ``[W, H]``.
-        before: Steps before the round.
-    """
-    bad = ~np.isfinite(losses)
-    first = int(bad.any(axis=0).argmax())
-    workers = np.flatnonzero(bad[:, first])
-    if len(workers) == len(bad):
-        return ""  # they share the parameters, or the batch, that made it so
-    return f"; first that of worker {workers[0]}, at step {before + first + 1}"

@@ -13,6 +13,7 @@ from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, r
 from parsgd.data.order import Order
 from parsgd.errors import UserError, raised_at, stage
 from parsgd.lanes import shared_outputs
+from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
 
 
@@ -30,14 +31,12 @@ class Worker:
         spec: Abstract state of one worker.
         shared: For each leaf of the state whether all workers share it between rounds.
         within: The same within a round of each phase, before it synchronises.
-        identical: Whether the parameters are equal in every step, as in all-reduced
-            SGD.
-        observed: Whether it calls the host, such as to print: then each round is run
-            once only.
+        identical: Whether parameters are equal in every step, as in all-reduced SGD.
+        skips: Whether steps whose gradients are not finite are skipped.
+        observed: Whether it calls the host, as to print: each round is then run once.
 
     Raises:
-        UserError: A strategy that does not keep the shapes and types of what it is
-            given, or parameters that have no gradient.
+        UserError: A strategy that changes shapes or types; parameters with no gradient.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class Worker:
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
+        self.skips = skips_steps(self.spec.strategy)
         self.identical = all(all(jax.tree.leaves(s.params)) for s in self.within)
 
     def init(self, params: Params, model: State, key: jax.Array) -> TrainState:

@@ -1,4 +1,4 @@
-"""Who made all workers skip a step, as `parsgd.reducers.skip_nonfinite` counts it."""
+"""Whose losses and gradients were not finite: who is at fault."""
 
 from typing import Any
 
@@ -48,3 +48,18 @@ class Skipped:
         for counts in own:
             total += counts  # [W], or one number where there is one worker
         return total
+
+
+def first_at_fault(losses: np.ndarray, before: int) -> str:
+    """Whose loss was not finite first, if not everybody's.
+
+    Args:
+        losses: Of a round, ``[W, H]``.
+        before: Steps before the round.
+    """
+    bad = ~np.isfinite(losses)
+    first = int(bad.any(axis=0).argmax())
+    workers = np.flatnonzero(bad[:, first])
+    if len(workers) == len(bad):
+        return ""  # they share the parameters, or the batch, that made it so
+    return f"; first that of worker {workers[0]}, at step {before + first + 1}"
