@@ -9,8 +9,9 @@ from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
-from parsgd.cluster.alike import check_alike, data_checksum
+from parsgd.cluster.alike import check_alike
 from parsgd.core import Algorithm, phases
+from parsgd.data.checksum import data_checksum
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
 from parsgd.errors import UserError

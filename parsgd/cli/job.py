@@ -20,9 +20,10 @@ from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
-from parsgd.cluster.alike import check_alike, data_checksum
+from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, build, resolved, task_of
 from parsgd.config.targets import ALLOWED
+from parsgd.data.checksum import data_checksum
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.flat import UNSTORED
 from parsgd.progress import Progress
