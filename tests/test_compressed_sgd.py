@@ -16,6 +16,7 @@ from parsgd import compressors, reducers
 from parsgd.config.choices import choices, conf_dir
 from parsgd.config.messages import explain, is_mistake
 from parsgd.errors import UserError
+from parsgd.reducers.feedback import SHRINKING
 
 CODES = choices(conf_dir())["compressor"]
 FEEDBACK = choices(conf_dir())["feedback"]
@@ -55,6 +56,14 @@ def test_B16_pairs_that_would_diverge_are_refused(code, feedback):
     options = ("strategy=compressed", f"compressor={code}", f"feedback={feedback}")
     with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
         build(*options, "workers=2", *SMALL)
+
+
+def test_B16_the_refusal_names_all_codes_that_shrink_their_error():
+    more = {"threshold": {"tau": 0.1}}
+    shrinking = {
+        c for c in CODES if getattr(compressors, c)(**more.get(c, {})).contracts
+    }
+    assert {*SHRINKING} == shrinking - {"qsgd", "random_k"}  # by their arguments
 
 
 @pytest.mark.parametrize(

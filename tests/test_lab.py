@@ -141,7 +141,8 @@ def test_counters_are_those_of_the_link(start, tmp_path):
     # are sent again.
     assert 999_500 < sender.payload < 1_050_000
     assert 1_000_000 < receiver.received < 1_150_000
-    assert 0 < receiver.sent < 60_000
+    # Its answers, one for each packet that comes or for several.
+    assert 0 < receiver.sent < 80 * receiver.packets_received
     assert result["rate"] == 1e9
     assert result["training"] == []
 

@@ -46,8 +46,14 @@ def wait_for(sweep, *files):
     return [child for child in children if alive([child.pid])]
 
 
-@pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "Ctrl-C", "SIGKILL"])
-@pytest.mark.parametrize("launcher", ["local", "processes"])
+@pytest.mark.parametrize(
+    "launcher, way",
+    [
+        *(("local", way) for way in ("SIGINT", "SIGTERM", "Ctrl-C", "SIGKILL")),
+        ("processes", "Ctrl-C"),
+        ("processes", "SIGKILL"),
+    ],
+)
 def test_jobs_end_with_the_command(started, tmp_path, launcher, way):
     sweep = started(launcher, "workers=1,2", f"samples={LONG}")
     files = (tmp_path / "sweep" / job / "metrics.jsonl" for job in "01")

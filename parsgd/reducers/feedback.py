@@ -15,6 +15,10 @@ from parsgd.compressors import Compressor
 from parsgd.reducers import paths
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 
+# The codes that shrink their error whatever their arguments.
+SHRINKING = ("one_bit", "scaled_sign", "natural", "linear_8bit", "dynamic_tree_8bit")
+SHRINKING += ("fp16", "bf16", "fp8", "top_k", "threshold")
+
 
 class FeedbackState(NamedTuple):
     """State of `error_feedback`.
@@ -165,7 +169,7 @@ def _channel(name: str, channel: Exchange) -> Exchange:
         raise ValueError(
             f"{name} with {code.name}: the error of this code may be larger than what "
             "it encodes, and feedback would let it grow without bound; use "
-            "compressed_all_reduce (feedback=none), or a code that shrinks its error, "
-            f"such as one_bit, scaled_sign or top_k{more}"
+            "compressed_all_reduce (feedback=none), or a code that shrinks its error: "
+            f"{', '.join(SHRINKING)}{more}"
         )
     return channel
