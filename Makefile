@@ -12,6 +12,7 @@ help:  ## show this list
 # Not again when pyproject.toml changes: `make clean` does that.
 $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit("parsgd needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@echo 'installing parsgd and what it needs into .venv: about a minute'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $@
