@@ -170,19 +170,23 @@ def spread(params: Params) -> jax.Array:
 
 
 def _unspoilt(new: State, old: State) -> State:
-    """A model's state, but the old one where numbers in the new one are not finite.
+    """A model's state, but the old one where a finite number in it is none any more.
 
     Parameters come back from a batch with a NaN where its gradient is skipped; moving
     averages such as batch statistics would not.
     """
-    numbers = [x for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating)]
-    if not numbers:
+    good = [
+        (jnp.isfinite(x) | ~jnp.isfinite(before)).all()  # a mask of -inf stays one
+        for x, before in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    if not good:
         return new
-    good = jnp.stack([jnp.isfinite(x).all() for x in numbers]).all()
+    all_good = jnp.stack(good).all()
 
     def kept(a, b):
         moves = jnp.issubdtype(a.dtype, jnp.floating)
-        return jnp.where(good, a, b) if moves else a
+        return jnp.where(all_good, a, b) if moves else a
 
     return jax.tree.map(kept, new, old)
 

@@ -84,6 +84,8 @@ def test_other_data_are_nothing_to_go_on_with(command, tmp_path, table):  # noqa
     assert command("train", *words, "epochs=1", *RUN)[0] == 0
     change(first=0.7)
     code, _, err = command("train", "resume=run", "epochs=2")
+    code_of_scores, out, _ = command("evaluate", "run")
+    assert code_of_scores == 0 and "warning: these are other data" in out
     assert code == 2 and "the data themselves, by a checksum: " in err, err
 
 

@@ -88,12 +88,13 @@ def test_G1_moving_averages_of_a_model_stay_whole_too(micro_batches):
 
     def init(key):
         params, _ = task.init(key)
-        return params, {"mean": np.float32(0.0), "batches": np.int32(0)}
+        mask = np.full(3, -np.inf, np.float32)
+        return params, {"mean": np.float32(0.0), "batches": np.int32(0), "mask": mask}
 
     def loss(params, model, batch, key):
         value, _ = task.loss(params, {}, batch, key)
         mean = 0.5 * model["mean"] + 0.5 * batch.x.mean()
-        return value, {"mean": mean, "batches": model["batches"] + 1}
+        return value, model | {"mean": mean, "batches": model["batches"] + 1}
 
     def metrics(params, model, batch):
         del model

@@ -20,6 +20,7 @@ from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
+from parsgd.data.checksum import data_checksum
 from parsgd.data.dataset import Split
 from parsgd.errors import UserError, first_line
 from parsgd.placement.devices import prepare
@@ -162,6 +163,9 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
             " take the readout of its run there, `parsgd.fit(...).readout`"
         )
     built = build(DictConfig(meta["config"]), allowed=allowed)
+    saved = meta["facts"].get("data_checksum")
+    if cluster.is_first() and saved not in (None, data_checksum(built.task.data)):
+        print("warning: these are other data than the model was trained on")
     plan = plan_of(built.task, built.arguments)
     engine = Engine(built.task, phases(built.strategy), order=plan.order)
     template = engine.init(jax.random.key(0))
