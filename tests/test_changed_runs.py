@@ -114,3 +114,23 @@ def test_what_is_planned_is_what_is_sent(command, tmp_path, strategy):  # noqa: 
         assert summary["bytes_planned"] == pytest.approx(summary["bytes"])
         assert summary["bytes_dense_planned"] == summary["bytes_dense"]
         assert summary["bytes_dense"] > summary["bytes"]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_schedule_ends_with_a_run_of_other_workers(
+    command,  # noqa: F811
+    tmp_path,
+    workers,
+):
+    folder = ("checkpoint.rounds=1000", "hydra.run.dir=run")
+    words = ("schedule=cosine", "worker_batch=16", "global_batch=null", "epochs=2")
+    first = ("workers=2", "target_accuracy=0.3")  # where it stops early
+    code, _, err = command("train", *words, *folder, *first)
+    assert code == 0, err
+    other = f"workers={workers}"
+    code, _, err = command("train", "resume=run", other, "target_accuracy=null")
+    assert code == 0, err
+    rates = [record["learning_rate"] for record in records(tmp_path / "run")]
+    assert 0 <= rates[-1] < 0.01 * rates[0] < rates[-2]
+    code, out, err = command("train", *words, *folder, other)
+    assert "completed before" in out, err

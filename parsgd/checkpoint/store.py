@@ -21,10 +21,9 @@ from etils import epath
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.names import META, STATE, free, is_step, read_meta, steps_in
-from parsgd.checkpoint.settings import BEST, NEWEST
-from parsgd.errors import FolderError, UserError, first_line
-from parsgd.training.evaluate import score_of
+from parsgd.checkpoint.choice import chosen
+from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
+from parsgd.errors import UserError, first_line
 
 SUMS = "crc32"  # in the meta data
 
@@ -157,48 +156,12 @@ class Store:
             self._manager.wait_until_finished()
 
     def chosen(self, step: str | int) -> int:
-        """The number of steps that is meant by ``latest``, ``best`` or a number.
+        """The number of steps that is meant; see the function of that name.
 
         Raises:
             FolderError: There is no such checkpoint.
         """
-        steps, step = self.steps(), str(step)
-        if not steps:
-            raise FolderError(
-                f"step={step}: {self.folder} holds no checkpoint; runs save with "
-                "checkpoint.rounds=N, or every_rounds of parsgd.Checkpoints"
-            )
-        if step == NEWEST:
-            return steps[0]
-        if step == BEST:
-            return self._best(steps)
-        if not is_step(step) or int(step) not in steps:
-            raise FolderError(
-                f"step={step}: {self.folder} holds the steps "
-                f"{', '.join(map(str, reversed(steps)))}; or say latest or best"
-            )
-        return int(step)
-
-    def _best(self, steps: Sequence[int]) -> int:
-        history: Sequence[Any] = ()
-        for step in steps:
-            with contextlib.suppress(OSError, ValueError):  # the newest to be read
-                history = self.meta(step)["history"]
-                break
-        scored = [r for r in history if score_of(r) > -np.inf]
-        if not scored:
-            raise FolderError(
-                f"{self.folder}: no finite evaluation is recorded, so none is known to "
-                "be the best"
-            )
-        best = max(scored, key=score_of)["step"]
-        if best not in steps:
-            listed = ", ".join(map(str, reversed(steps)))
-            raise FolderError(
-                f"{self.folder}: the best evaluation was at step {best}, which was not "
-                f"kept: runs keep it with checkpoint.keep_best=1. Here are {listed}"
-            )
-        return best
+        return chosen(self.folder, self.steps(), step)
 
     def set_aside(self, steps: Mapping[int, str]) -> None:
         """Take checkpoints out of the way, without deleting them.

@@ -1,16 +1,23 @@
 """What a run's config says of checkpoints, which are in a folder of its folder."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
+from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.choice import meta_to_go_on_from
 from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli.resume import has_checkpoints
 from parsgd.config.objects import resolved, saves
 from parsgd.errors import FolderError, UserError
 from parsgd.results.writing import CHECKPOINTS, RESULT
+
+# Of what is stored with a checkpoint: how much of the work is done.
+POSITION = ("step", "samples", "batch", "global_batch")
 
 
 def goes_back(cfg: DictConfig) -> bool:
@@ -33,6 +40,21 @@ def refuse_none(folder: Path, cfg: DictConfig) -> None:
         "from: leave it out to start anew, or name the run's folder with "
         "hydra.run.dir=DIR"
     )
+
+
+def meta(folder: Path, cfg: DictConfig) -> dict[str, Any] | None:
+    """What is stored with the checkpoint that the run goes on from; None if it begins.
+
+    The first process reads it for all.
+    """
+    found = None
+    if saves(cfg) and cluster.is_first():
+        found = meta_to_go_on_from(folder / CHECKPOINTS, cfg.checkpoint.step)
+        if found is not None:
+            # None of another format, which is refused later on.
+            whole = found.keys() >= {*POSITION}
+            found = {key: found[key] for key in POSITION} if whole else None
+    return json.loads(cluster.agree("position", json.dumps(found)))
 
 
 def checkpoints(

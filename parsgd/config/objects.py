@@ -17,6 +17,7 @@ from parsgd.errors import UserError
 from parsgd.flat import UNSTORED
 from parsgd.strategies import block_momentum
 from parsgd.tasks import Task
+from parsgd.training.loop import resumed_steps
 from parsgd.training.plan import Plan, check_given, make_plan
 
 BATCHES = ("worker_batch", "global_batch")
@@ -68,12 +69,19 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items() if key not in UNSTORED}
 
 
-def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
+def build(
+    cfg: DictConfig,
+    *,
+    allowed: Sequence[str] = ALLOWED,
+    meta: Mapping[str, Any] | None = None,
+) -> Built:
     """Build everything that `parsgd.fit` needs, and nothing that computes.
 
     Args:
         cfg: A config with the keys of `Config`.
         allowed: Top-level packages whose functions the config may call.
+        meta: What is stored with the checkpoint that the run goes on from, if it does:
+            ``${steps:...}`` is then a part of the steps done and those left.
 
     Raises:
         UserError: Sizes that do not fit, or calls that cannot be made.
@@ -81,6 +89,9 @@ def build(cfg: DictConfig, *, allowed: Sequence[str] = ALLOWED) -> Built:
     first = check(cfg)
     task = task_of(first, allowed)
     plan = plan_of(task, first)
+    if meta is not None:
+        steps = resumed_steps(plan, meta, first["rounds"] is not None)
+        plan = plan._replace(steps=steps)
     config = resolved(cfg, plan.steps)
     scaled = make_optimizer(config, plan, allowed)
     strategy = _strategy(config, scaled, allowed)

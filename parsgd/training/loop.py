@@ -194,9 +194,31 @@ def resumed_plan(
         left = after(parts, round - kept.origin.round)
         if kept.steps - sum(part.steps for part in left) == step:
             return kept
-    batch = meta["batch"] if same else plan.batches_of(meta["samples"])
-    origin = Origin(step, round, batch)
+    origin = Origin(step, round, _batches_done(plan, meta))
     return plan.moved(origin, in_rounds=in_rounds)
+
+
+def resumed_steps(plan: Plan, meta: Mapping[str, Any], in_rounds: bool) -> int:
+    """Steps of the whole run that goes on from a checkpoint: of its `resumed_plan`.
+
+    It asks for no phases, which may be parts of this length themselves.
+
+    Args:
+        plan: As made for the whole run.
+        meta: What `Loop` stored.
+        in_rounds: Whether the budget was given in rounds.
+
+    Returns:
+        The steps done, and those that are left; none if the budget is done already.
+    """
+    done = meta["step"] if in_rounds else _batches_done(plan, meta)
+    return meta["step"] + max(0, plan.steps - done)
+
+
+def _batches_done(plan: Plan, meta: Mapping[str, Any]) -> int:
+    """Global batches of the plan's size that count as seen."""
+    same = meta["global_batch"] == plan.order.global_batch
+    return meta["batch"] if same else plan.batches_of(meta["samples"])
 
 
 class Evaluation:
