@@ -93,7 +93,8 @@ def start(cell: Cell, kind: str, devices: int, seconds: float) -> Callable[[], i
 
     def dispatch(index, weight, count):
         nonlocal state
-        outcome = engine.run(state, part.phase, index, weight, count)
+        # As between evaluations, the only rounds in which the spread is measured.
+        outcome = engine.run(state, part.phase, index, weight, count, measure=False)
         state = outcome.state
         meter.add(part, count, outcome)
         meter.progress()

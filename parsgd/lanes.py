@@ -6,10 +6,11 @@ workers, whatever the data, and need be stored only once.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
@@ -53,7 +54,9 @@ def shared_outputs(fn: Callable, workers: int, args: tuple, shared: tuple) -> An
 def in_turn(fn: Callable) -> Callable:
     """``fn``, but lanes that vmap would run together run it one after the other.
 
-    One worker's arrays then stay in the cache while it works.
+    One worker's arrays then stay in the cache while it works. A lane's results are
+    written over arguments of the same shape and type, which it has read by then and no
+    other lane reads.
 
     Args:
         fn: One worker's program, or a part of it that does not communicate.
@@ -69,24 +72,34 @@ def in_turn(fn: Callable) -> Callable:
         leaves, tree = jax.tree.flatten(args)
         shared_in = jax.tree.map(lambda b: not b, tuple(batched))
         shared, out_tree = jax.tree.flatten(shared_outputs(fn, lanes, args, shared_in))
-        kept: list[int | None] = []  # for each output the input that it is
+        kept, over = _places(fn, leaves, tree, own, shared, lanes)
+        written = [i for i in over if i is not None]
+        read = [i for i, b in enumerate(own) if b and i not in written]
 
-        def lane(mine):
-            mine = iter(mine)
-            pick = [next(mine) if b else x for x, b in zip(leaves, own, strict=True)]
+        def turn(carry, lane):
+            pick = [*leaves]
+            for i in read:
+                pick[i] = lax.dynamic_index_in_dim(leaves[i], lane, keepdims=False)
+            for i, x in zip(written, carry, strict=True):
+                pick[i] = lax.dynamic_index_in_dim(x, lane, keepdims=False)
             out = jax.tree.leaves(fn(*jax.tree.unflatten(tree, pick)))
-            places = {id(x): i for i, x in enumerate(pick)}
-            kept[:] = [places.get(id(x)) for x in out]
-            return [x for x, place in zip(out, kept, strict=True) if place is None]
+            out = [x for x, place in zip(out, kept, strict=True) if place is None]
+            new = iter(x for x, i in zip(out, over, strict=True) if i is not None)
+            carry = [
+                lax.dynamic_update_index_in_dim(x, next(new), lane, 0) for x in carry
+            ]
+            return carry, [x for x, i in zip(out, over, strict=True) if i is None]
 
         # What a worker hands on as it got it, such as an anchor, is not copied.
-        new = iter(lax.map(lane, [x for x, b in zip(leaves, own, strict=True) if b]))
+        start = [leaves[i] for i in written]
+        carry, new = map(iter, lax.scan(turn, start, jnp.arange(lanes)))
+        places = iter(over)
         out = []
         for place, same in zip(kept, shared, strict=True):
             if place is not None:
                 out.append(leaves[place])
             else:
-                x = next(new)
+                x = next(new) if next(places) is None else next(carry)
                 out.append(x[0] if same else x)
         differs = [
             not same if place is None else own[place]
@@ -95,6 +108,48 @@ def in_turn(fn: Callable) -> Callable:
         return jax.tree.unflatten(out_tree, out), jax.tree.unflatten(out_tree, differs)
 
     return turns
+
+
+def _places(
+    fn: Callable,
+    leaves: Sequence[Any],
+    tree: Any,
+    own: Sequence[bool],
+    shared: Sequence[bool],
+    lanes: int,
+) -> tuple[list[int | None], list[int | None]]:
+    """For each output the argument that it is; for each other one that it may replace.
+
+    Args:
+        fn: One worker's program.
+        leaves: Of its arguments, as stored for all lanes.
+        tree: Their structure.
+        own: Which of them have a lane axis.
+        shared: Which outputs all lanes share.
+        lanes: How many.
+    """
+    kept: list[int | None] = []
+    outputs: list[Any] = []
+
+    def look(*pick):
+        out = jax.tree.leaves(fn(*jax.tree.unflatten(tree, pick)))
+        places = {id(x): i for i, x in enumerate(pick)}
+        kept[:] = [places.get(id(x)) for x in out]
+        outputs[:] = [jax.typeof(x) for x in out]
+        return out
+
+    jax.eval_shape(look, *one_worker(leaves, [not b for b in own]))
+    free = [i for i, b in enumerate(own) if b and i not in kept]
+    over: list[int | None] = []
+    for x, place, same in zip(outputs, kept, shared, strict=True):
+        if place is not None:
+            continue
+        stored = ((lanes, *x.shape), x.dtype)
+        fits = (i for i in free if (leaves[i].shape, leaves[i].dtype) == stored)
+        over.append(None if same else next(fits, None))
+        if over[-1] is not None:
+            free.remove(over[-1])
+    return kept, over
 
 
 def axes(shared: Any) -> Any:

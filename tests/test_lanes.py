@@ -86,3 +86,19 @@ def test_random_keys_take_turns():
     keys, turns = lanes(in_turn(fn), (0, 0))(*args)
     np.testing.assert_array_equal(together, turns)
     assert (keys == args[0]).all()
+
+
+def test_results_are_written_over_arguments_that_nothing_reads_any_more():
+    def fn(room, x, common):
+        del room
+        return common + x, jnp.sum(x)
+
+    args = (np.ones((3, 2), np.float32), 2 * np.ones((3, 2), np.float32), np.float32(1))
+    turns = lanes(in_turn(fn), (0, 0, None))
+    (loop,) = [
+        e for e in jax.make_jaxpr(turns)(*args).jaxpr.eqns if e.primitive.name == "scan"
+    ]
+    made = loop.outvars[loop.params["num_carry"] :]
+    assert [out.aval.shape for out in made] == [(3,)]  # the sums alone
+    together = lanes(fn, (0, 0, None))(*args)
+    jax.tree.map(np.testing.assert_array_equal, together, turns(*args))

@@ -18,6 +18,7 @@ from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import better_in_turn, place
 from parsgd.training.engine import Engine
+from parsgd.training.turns import Turns
 
 ROWS = ZOO | MORE_ROWS
 
@@ -91,7 +92,7 @@ def test_pmap_with_one_lane_agrees():
 @pytest.mark.parametrize("name", ZOO)
 def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
     reference, losses, _ = by_lanes(name, 4)
-    monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
+    monkeypatch.setattr("parsgd.training.turns.better_in_turn", lambda *a, **k: True)
     for devices in (1, 2):
         run, order = engine(name, 4, "shard_map", devices)
         exchanges = run.worker.identical and not name.startswith("single")
@@ -105,11 +106,21 @@ def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
         np.testing.assert_allclose(losses, values, rtol=1e-5)
 
 
+def test_rounds_hand_on_the_room_for_what_lanes_have_apart(monkeypatch):
+    monkeypatch.setattr("parsgd.training.turns.better_in_turn", lambda *a, **k: True)
+    run, _ = engine("diloco", 4, "vmap")
+    state = run.init(jax.random.key(0))
+    room = Turns(run.worker, run.placement).room(0, state)
+    # The anchor and the outer momentum are not touched within a round.
+    shapes = [x.shape for x in jax.tree.leaves(state.params)]
+    assert [x.shape for x in room] == shapes
+
+
 def test_lanes_that_communicate_never_take_turns(monkeypatch):
     def local(grads, state, params):
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, comm.shift(grads)), state
 
-    monkeypatch.setattr("parsgd.training.engine.better_in_turn", lambda *a, **k: True)
+    monkeypatch.setattr("parsgd.training.turns.better_in_turn", lambda *a, **k: True)
     run, _ = engine(parsgd.Strategy(lambda params: (), local), 4, "vmap")
     assert "one after the other" not in run.describe()
 

@@ -15,12 +15,13 @@ from parsgd import cluster, comm, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
 from parsgd.data.order import Order
 from parsgd.errors import UserError, stage
-from parsgd.lanes import in_turn, shared_outputs
+from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
-from parsgd.placement.devices import Placement, better_in_turn, place, prepare
+from parsgd.placement.devices import Placement, place, prepare
 from parsgd.tasks import Task
 from parsgd.training.evaluate import all_finite
 from parsgd.training.shards import OnDevices
+from parsgd.training.turns import Turns
 from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
@@ -75,30 +76,16 @@ class Engine:
             order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
         self._shards = OnDevices(order, self.placement)
-        self._lanes = self._lanes_in_turn()
+        self._turns = Turns(self.worker, self.placement)
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         leaves = jax.tree.leaves(self.worker.spec.params)
         self.parameters = sum(x.size for x in leaves)
         self.parameter_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
 
-    def _lanes_in_turn(self) -> list[bool]:
-        """For each phase whether lanes run their local steps one after the other."""
-        placement, worker = self.placement, self.worker
-        phases = range(len(worker.phases))
-        if placement.lanes == 1 or worker.identical or placement.kind == "debug":
-            return [False for _ in phases]
-        better = functools.partial(
-            better_in_turn, placement, step_flops=worker.step_flops
-        )
-        return [
-            worker.isolated(phase) and better(lane_bytes=worker.own_bytes(phase))
-            for phase in phases
-        ]
-
     def describe(self) -> str:
         """One line on where the workers are and how they run."""
-        turns = ", lanes one after the other" if any(self._lanes) else ""
+        turns = ", lanes one after the other" if self._turns else ""
         return self.placement.describe() + turns
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
@@ -109,17 +96,18 @@ class Engine:
         todo, measured = count
 
         def body(r, carry):
-            state, losses, _ = carry
+            state, losses, _, room = carry
             rows, w = jax.tree.map(lambda a: a[r], (index, weight))
             measure = None if self.worker.identical else r == measured
+            lanes = self._turns.lanes(phase, room)
             state, values, apart = self.worker.round(
                 phase, *(state, x, y, rows, w, measure), lanes=lanes
             )
-            return state, losses.at[r].set(values), apart
+            return state, losses.at[r].set(values), apart, room
 
-        lanes = in_turn if self._lanes[phase] else None
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
-        return lax.fori_loop(0, todo, body, (state, losses, jnp.float32(0)))
+        carry = (state, losses, jnp.float32(0), self._turns.room(phase, state))
+        return lax.fori_loop(0, todo, body, carry)[:3]
 
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""

@@ -18,7 +18,7 @@ from parsgd.training.segments import Segment, after
 from parsgd.words import counted
 
 Record = dict[str, Any]
-SECONDS_PER_DISPATCH = 0.5
+SECONDS_PER_DISPATCH = 1.0
 
 
 class Meter:
@@ -72,8 +72,8 @@ class Meter:
     ) -> Iterator[tuple]:
         """Indices, weights and round counts that make up ``part``, as time allows.
 
-        A dispatch takes about half a second, so that progress is seen and a diverged
-        run ends soon; the first one is short, to learn the speed.
+        A dispatch takes about a second, so that progress is seen and a diverged run
+        ends soon; the first one is short, to learn the speed.
 
         Args:
             part: What to run.
