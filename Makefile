@@ -35,7 +35,8 @@ docs: $(READY)  ## check the documents: their commands, links, examples and figu
 	$(BIN)/pytest -n 2 tests/test_docs.py
 
 bench: $(READY)  ## fit against hand-written loops, medians of interleaved windows
-	$(BIN)/python -m benchmarks --full
+	$(BIN)/python -m benchmarks --full --output benchmarks.json
+	$(BIN)/python -m benchmarks.summary benchmarks.json
 
 lab: $(READY)  ## step time and time to accuracy over slow links (root; hours), into docs/lab.md
 	$(BIN)/python -m benchmarks.lab

@@ -38,34 +38,46 @@ def main() -> None:
     size.add_argument("--full", action="store_true", help="every cell")
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument(
-        "--ways", default="", help="candidates whose name contains one of a,b,..."
+        "--way",
+        action="append",
+        default=[],
+        help="only candidates whose name contains this, or another --way",
     )
     parser.add_argument("--repeats", type=int, default=5, help="windows of a candidate")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a window")
     parser.add_argument(
         "--patience", type=int, default=3, help="retries of a disturbed window"
     )
-    parser.add_argument("--output", type=Path, help="JSON file for all windows")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="JSON file for all windows, see benchmarks.summary; cells that it has "
+        "already are left out",
+    )
     options = parser.parse_args()
     report = {"machine": measure.machine(), "data": data.load().source, "cells": {}}
+    if options.output and options.output.exists():
+        report["cells"] = json.loads(options.output.read_text())["cells"]
     chosen = cells(options.full, options.only)
     if not chosen:
         parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
     for number, cell in enumerate(chosen, 1):
+        if cell.name in report["cells"]:
+            continue
         # Not among the tables: it is minutes until the first of them.
         print(f"[{number}/{len(chosen)}] {cell.name}", file=sys.stderr, flush=True)
         ways = candidates.handwritten(cell, seconds=options.seconds)
         ways += ours.ours(cell, seconds=options.seconds)
         ways += candidates.peers(cell, seconds=options.seconds)
-        names = options.ways.split(",")
+        names = options.way or [""]
         ways = [way for way in ways if any(name in way.name for name in names)]
         results = measure.compare(
             ways, repeats=options.repeats, patience=options.patience
         )
         report["cells"][cell.name] = measure.record(results)
         print(f"\n### {cell.name}\n\n{measure.table(results)}", flush=True)
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1))
+        if options.output:
+            options.output.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":
