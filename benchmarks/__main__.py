@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def cells(full: bool, only: str) -> list[Cell]:
     return [cell for cell in chosen if only in cell.name]
 
 
+def _commit() -> str:
+    """Of the checkout, with a mark where files differ from it."""
+    command = ("git", "describe", "--always", "--dirty")
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
@@ -51,13 +58,26 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help="JSON file for all windows, see benchmarks.summary; cells that it has "
-        "already are left out",
+        help="JSON file for all windows, see benchmarks.summary; of the same commit "
+        "and options, cells that it has are left out",
     )
     options = parser.parse_args()
-    report = {"machine": measure.machine(), "data": data.load().source, "cells": {}}
+    report = {
+        "machine": measure.machine(),
+        "data": data.load().source,
+        "commit": _commit(),
+        "windows": [options.repeats, options.seconds, options.patience, *options.way],
+        "cells": {},
+    }
     if options.output and options.output.exists():
-        report["cells"] = json.loads(options.output.read_text())["cells"]
+        before = json.loads(options.output.read_text())
+        others = [k for k in ("commit", "windows") if before.get(k) != report[k]]
+        if others:
+            parser.error(
+                f"{options.output} was measured with other {' and '.join(others)}: "
+                "move it away, or give another --output"
+            )
+        report = before
     chosen = cells(options.full, options.only)
     if not chosen:
         parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
@@ -77,7 +97,9 @@ def main() -> None:
         report["cells"][cell.name] = measure.record(results)
         print(f"\n### {cell.name}\n\n{measure.table(results)}", flush=True)
         if options.output:
-            options.output.write_text(json.dumps(report, indent=1))
+            new = options.output.with_suffix(".new")
+            new.write_text(json.dumps(report, indent=1))
+            new.replace(options.output)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def start(cell: Cell, kind: str, devices: int, seconds: float) -> Callable[[], i
 
     def dispatch(index, weight, count):
         nonlocal state
-        # As between evaluations, the only rounds in which the spread is measured.
+        # As in `fit`, which measures the spread only in rounds before an evaluation.
         outcome = engine.run(state, part.phase, index, weight, count, measure=False)
         state = outcome.state
         meter.add(part, count, outcome)

@@ -1,8 +1,9 @@
 """Of a file of windows, a row per cell: ``python -m benchmarks.summary FILE``.
 
 Ratios are medians over the rounds of windows, in which all candidates took turns:
-``fit`` with ``placement=auto`` over the fastest candidate of the cell, and ``fit`` in a
-placement over the fastest hand-written loop on as many devices.
+``fit`` with ``placement=auto`` over the fastest JAX candidate of the cell, ``fit`` in
+other placements included, and ``fit`` in a placement over the fastest hand-written loop
+on as many devices. What was not measured, or failed, is left empty.
 """
 
 import argparse
@@ -42,23 +43,24 @@ def row(candidates: Sequence[dict[str, Any]]) -> str:
     """What the table says of a cell."""
     ours, hand, peers = _sides(candidates)
     auto = _auto(ours)
-    words = [f"{_fastest(hand)['median']:,.0f}", f"{auto['median']:,.0f}"]
+    both = (_fastest(hand), auto)
+    words = ["" if c is None else f"{c['median']:,.0f}" for c in both]
     words += ["" if x is None else f"{x:.2f}" for x in shares(candidates).values()]
-    words += [f"{p['median']:,.0f} ({_ratio(auto, p):.1f} x)" for p in peers] or [""]
+    peer = _fastest(peers)
+    times = _ratio(auto, peer)
+    words.append("" if times is None else f"{peer['median']:,.0f} ({times:.1f} x)")
     return " | ".join(words) + " |"
 
 
 def shares(candidates: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """The three ratios of a cell; None where one side was not measured."""
     ours, hand, _ = _sides(candidates)
-    found: dict[str, float | None] = {
-        "auto": _ratio(_auto(ours), _fastest(ours + hand))
-    }
+    found = {"auto": _ratio(_auto(ours), _fastest(ours + hand) if hand else None)}
     for kind, devices in (("vmap", 1), ("shard_map", 2)):
         start, same = f"fit, {kind}", [c for c in hand if c["devices"] == devices]
         mine = [c for c in ours if c["name"].startswith(start)]
         mine = [c for c in mine if c["devices"] == devices]
-        found[kind] = _ratio(mine[0], _fastest(same)) if mine and same else None
+        found[kind] = _ratio(_fastest(mine), _fastest(same))
     return found
 
 
@@ -83,16 +85,17 @@ def _sides(candidates: Sequence[dict[str, Any]]) -> tuple[list, list, list]:
     return sides
 
 
-def _auto(ours: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    (auto,) = [c for c in ours if c["name"] == AUTO]
-    return auto
+def _auto(ours: Sequence[dict[str, Any]]) -> Any:
+    return next((c for c in ours if c["name"] == AUTO), None)
 
 
-def _fastest(candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return max(candidates, key=lambda c: c["median"])
+def _fastest(candidates: Sequence[dict[str, Any]]) -> Any:
+    return max(candidates, key=lambda c: c["median"], default=None)
 
 
-def _ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
+def _ratio(one: Any, other: Any) -> float | None:
+    if one is None or other is None:
+        return None
     pairs = zip(one["rates"], other["rates"], strict=True)
     return statistics.median(a / b for a, b in pairs)
 

@@ -55,8 +55,8 @@ def in_turn(fn: Callable) -> Callable:
     """``fn``, but lanes that vmap would run together run it one after the other.
 
     One worker's arrays then stay in the cache while it works. A lane's results are
-    written over arguments of the same shape and type, which it has read by then and no
-    other lane reads.
+    written into the loop's copy of arguments of the same shape and type, which it has
+    read by then and no other lane reads.
 
     Args:
         fn: One worker's program, or a part of it that does not communicate.
@@ -72,8 +72,8 @@ def in_turn(fn: Callable) -> Callable:
         leaves, tree = jax.tree.flatten(args)
         shared_in = jax.tree.map(lambda b: not b, tuple(batched))
         shared, out_tree = jax.tree.flatten(shared_outputs(fn, lanes, args, shared_in))
-        kept, over = _places(fn, leaves, tree, own, shared, lanes)
-        written = [i for i in over if i is not None]
+        same_as, replaces = _places(fn, leaves, tree, own, shared, lanes)
+        written = [i for i in replaces if i is not None]
         read = [i for i, b in enumerate(own) if b and i not in written]
 
         def turn(carry, lane):
@@ -83,19 +83,19 @@ def in_turn(fn: Callable) -> Callable:
             for i, x in zip(written, carry, strict=True):
                 pick[i] = lax.dynamic_index_in_dim(x, lane, keepdims=False)
             out = jax.tree.leaves(fn(*jax.tree.unflatten(tree, pick)))
-            out = [x for x, place in zip(out, kept, strict=True) if place is None]
-            new = iter(x for x, i in zip(out, over, strict=True) if i is not None)
+            out = [x for x, place in zip(out, same_as, strict=True) if place is None]
+            new = iter(x for x, i in zip(out, replaces, strict=True) if i is not None)
             carry = [
                 lax.dynamic_update_index_in_dim(x, next(new), lane, 0) for x in carry
             ]
-            return carry, [x for x, i in zip(out, over, strict=True) if i is None]
+            return carry, [x for x, i in zip(out, replaces, strict=True) if i is None]
 
         # What a worker hands on as it got it, such as an anchor, is not copied.
         start = [leaves[i] for i in written]
         carry, new = map(iter, lax.scan(turn, start, jnp.arange(lanes)))
-        places = iter(over)
+        places = iter(replaces)
         out = []
-        for place, same in zip(kept, shared, strict=True):
+        for place, same in zip(same_as, shared, strict=True):
             if place is not None:
                 out.append(leaves[place])
             else:
@@ -103,7 +103,7 @@ def in_turn(fn: Callable) -> Callable:
                 out.append(x[0] if same else x)
         differs = [
             not same if place is None else own[place]
-            for place, same in zip(kept, shared, strict=True)
+            for place, same in zip(same_as, shared, strict=True)
         ]
         return jax.tree.unflatten(out_tree, out), jax.tree.unflatten(out_tree, differs)
 
@@ -128,28 +128,29 @@ def _places(
         shared: Which outputs all lanes share.
         lanes: How many.
     """
-    kept: list[int | None] = []
+    same_as: list[int | None] = []
     outputs: list[Any] = []
 
     def look(*pick):
         out = jax.tree.leaves(fn(*jax.tree.unflatten(tree, pick)))
-        places = {id(x): i for i, x in enumerate(pick)}
-        kept[:] = [places.get(id(x)) for x in out]
+        given = {id(x): i for i, x in enumerate(pick)}
+        same_as[:] = [given.get(id(x)) for x in out]
         outputs[:] = [jax.typeof(x) for x in out]
         return out
 
-    jax.eval_shape(look, *one_worker(leaves, [not b for b in own]))
-    free = [i for i, b in enumerate(own) if b and i not in kept]
-    over: list[int | None] = []
-    for x, place, same in zip(outputs, kept, shared, strict=True):
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    jax.eval_shape(look, *one_worker(specs, [not b for b in own]))
+    free = [i for i, b in enumerate(own) if b and i not in same_as]
+    replaces: list[int | None] = []
+    for x, place, same in zip(outputs, same_as, shared, strict=True):
         if place is not None:
             continue
         stored = ((lanes, *x.shape), x.dtype)
         fits = (i for i in free if (leaves[i].shape, leaves[i].dtype) == stored)
-        over.append(None if same else next(fits, None))
-        if over[-1] is not None:
-            free.remove(over[-1])
-    return kept, over
+        replaces.append(None if same else next(fits, None))
+        if replaces[-1] is not None:
+            free.remove(replaces[-1])
+    return same_as, replaces
 
 
 def axes(shared: Any) -> Any:

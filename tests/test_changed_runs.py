@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from command_line import command  # noqa: F401
+from damage import flip_bytes
 
 RUN = ("workers=2", "checkpoint.rounds=1000", "hydra.run.dir=run")
 
@@ -122,15 +123,42 @@ def test_a_schedule_ends_with_a_run_of_other_workers(
     tmp_path,
     workers,
 ):
-    folder = ("checkpoint.rounds=1000", "hydra.run.dir=run")
+    where = ("checkpoint.rounds=1", "hydra.run.dir=run")
     words = ("schedule=cosine", "worker_batch=16", "global_batch=null", "epochs=2")
-    first = ("workers=2", "target_accuracy=0.3")  # where it stops early
-    code, _, err = command("train", *words, *folder, *first)
+    first = ("workers=2", "target_accuracy=0.85")  # where it stops early
+    code, _, err = command("train", *words, *where, *first)
     assert code == 0, err
-    other = f"workers={workers}"
-    code, _, err = command("train", "resume=run", other, "target_accuracy=null")
+    other = (f"workers={workers}", "target_accuracy=null")
+    code, out, err = command("train", "resume=run", *other)
     assert code == 0, err
-    rates = [record["learning_rate"] for record in records(tmp_path / "run")]
-    assert 0 <= rates[-1] < 0.01 * rates[0] < rates[-2]
-    code, out, err = command("train", *words, *folder, other)
-    assert "completed before" in out, err
+    history = records(tmp_path / "run")
+    last = history[-1]["step"]
+    assert last not in (44, 88, 176)  # neither number of workers' alone
+    assert f"parts of the run's length are of {last} steps, done and left" in out
+    rates = [record["learning_rate"] for record in history]
+    assert abs(rates[-1]) < 1e-6 * rates[0] < rates[-2]
+    # As a part of a sweep it is one configuration, wherever it went on.
+    assert "decay_steps: 44\n" in (tmp_path / "run" / "config.yaml").read_text() or (
+        workers == 1
+    )
+    for again in ((*words, *where, *other), (*words, where[1], *other)):
+        code, out, err = command("train", *again)
+        assert "completed before" in out, err
+
+
+def test_a_length_that_came_from_a_lost_checkpoint_is_not_taken(
+    command,  # noqa: F811
+    tmp_path,
+):
+    words = ("worker_batch=16", "global_batch=null", "schedule=cosine", "workers=2")
+    where = ("checkpoint.rounds=8", "hydra.run.dir=run", "epochs=1")
+    assert command("train", *words, *where)[0] == 0
+    folder = tmp_path / "run" / "checkpoints"
+    newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    flip_bytes(folder / f"{newest}")
+    code, _, err = command("train", "resume=run", "workers=1", "epochs=2")
+    assert code == 2 and f"the checkpoint of step {newest} cannot be read" in err
+    code, out, err = command("train", "resume=run", "workers=1", "epochs=2")
+    assert code == 0, err
+    last = records(tmp_path / "run")[-1]
+    assert f"parts of the run's length are of {last['step']} steps" in out

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,7 +19,6 @@ from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import better_in_turn, place
 from parsgd.training.engine import Engine
-from parsgd.training.turns import Turns
 
 ROWS = ZOO | MORE_ROWS
 
@@ -106,14 +106,35 @@ def test_lanes_in_turn_agree_with_lanes_together(name, monkeypatch):
         np.testing.assert_allclose(losses, values, rtol=1e-5)
 
 
+def equations(jaxpr, name):
+    """Those of a primitive, in loops and branches too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == name:
+            yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from equations(inner, name)
+
+
 def test_rounds_hand_on_the_room_for_what_lanes_have_apart(monkeypatch):
     monkeypatch.setattr("parsgd.training.turns.better_in_turn", lambda *a, **k: True)
-    run, _ = engine("diloco", 4, "vmap")
-    state = run.init(jax.random.key(0))
-    room = Turns(run.worker, run.placement).room(0, state)
-    # The anchor and the outer momentum are not touched within a round.
-    shapes = [x.shape for x in jax.tree.leaves(state.params)]
-    assert [x.shape for x in room] == shapes
+    traced, real = {}, spmd.spmd
+
+    def noted(fn, *args):
+        traced[getattr(fn, "func", fn).__name__] = jax.make_jaxpr(real(fn, *args))(
+            *args[-1]
+        )
+        return real(fn, *args)
+
+    monkeypatch.setattr(spmd, "spmd", noted)
+    run, order = engine("diloco", 4, "vmap")
+    state_after("diloco", 4, "vmap", made=(run, order))
+    stacked = {
+        out.aval.shape
+        for scan in equations(traced["_rounds"].jaxpr, "scan")
+        for out in scan.outvars[scan.params["num_carry"] :]
+    }
+    own = {(4, *x.shape) for x in jax.tree.leaves(run.worker.spec.params)}
+    assert (4, 3) in stacked and not own & stacked  # losses; parameters have their room
 
 
 def test_lanes_that_communicate_never_take_turns(monkeypatch):

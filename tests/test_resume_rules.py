@@ -22,7 +22,7 @@ import parsgd
 from parsgd import UserError
 from parsgd.checkpoint import leaves, resize
 from parsgd.checkpoint.leaves import Leaf
-from parsgd.training.loop import resumed_plan
+from parsgd.training.loop import resumed_plan, resumed_steps
 from parsgd.training.plan import Origin, make_plan
 from parsgd.training.segments import segments
 
@@ -122,6 +122,26 @@ def test_a_longer_run_goes_on_from_a_short_last_round():
     with pytest.raises(UserError, match="the budget is 5 steps"):
         short = make_plan(96, worker_batch=8, local_steps=4, samples=40)
         resumed_plan(short, phases, meta, False)
+
+
+@pytest.mark.parametrize("budget", [{"epochs": 5}, {"samples": 360}, {"rounds": 12}])
+@pytest.mark.parametrize("batch", [4, 8, 24])
+@pytest.mark.parametrize("tail", ["drop", "weight"])
+def test_the_length_of_a_resumed_run_needs_no_phases(budget, batch, tail):
+    h = 4
+    options = {"local_steps": h, "tail": tail}
+    before = make_plan(100, worker_batch=8, **options, **budget)
+    schedule = parsgd.core.phases(parsgd.local_sgd(optax.sgd(0.1)))
+    after = make_plan(100, worker_batch=batch, **options, **budget)
+    for origin in (Origin(), Origin(6, 2, 3)):
+        old = before._replace(origin=origin)
+        for step in (8, 10, 12):
+            meta = {"step": step, "round": 2 + step // h, "origin": [*origin]}
+            meta |= {"batch": old.batch(step), "samples": old.samples_until(step)}
+            meta["global_batch"] = 8
+            in_rounds = "rounds" in budget
+            plan = resumed_plan(after, schedule, meta, in_rounds)
+            assert resumed_steps(after, meta, in_rounds) == plan.steps
 
 
 def test_E4_order_after_resume_is_the_undisturbed_one():

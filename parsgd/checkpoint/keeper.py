@@ -161,6 +161,14 @@ class _Saving(Keeper):
             )
         aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
         self.store.set_aside(aside)
+        batch = self._facts["workers"] * self._facts["worker_batch"]
+        if unreadable and self.settings.config and meta["global_batch"] != batch:
+            raise FolderError(
+                f"the checkpoint of step {max(unreadable)} cannot be read "
+                f"({unreadable[max(unreadable)]}) and is kept under another name; the "
+                "length of this run, whose batch is another, was taken from it: repeat "
+                f"the command, which goes on from step {meta['step']}"
+            )
         if newer:
             kept = ", ".join(f"{step}{REPLACED}" for step in newer)
             self.lines.append(f"checkpoints after it are kept as {kept}")

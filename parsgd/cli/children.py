@@ -18,7 +18,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import open_dict
 
 from parsgd import results
-from parsgd.cli.earlier import DONE
+from parsgd.cli.earlier import DONE, is_same
 from parsgd.errors import UserError
 
 LOOK_SECONDS = 0.5
@@ -69,14 +69,16 @@ def _store(folder: Path, config: Any, why: str) -> None:
     with open_dict(config):
         del config["hydra"]
     folder.mkdir(parents=True, exist_ok=True)
+    stored = as_stored(config)
+    begun = is_same(job.config, stored)  # else that is what another try left
     record = {
         "status": "interrupted",
         "reason": why,
-        "config": job.config or as_stored(config),
+        "config": job.config if begun else stored,
         "overrides": overrides,
-        "started": job.started,
+        "started": job.started if begun else None,
         "summary": {},
-        "final": job.metrics[-1] if job.metrics else None,
+        "final": job.metrics[-1] if begun and job.metrics else None,
         "best": None,
         "machine": results.machine(),
         "versions": results.versions(),

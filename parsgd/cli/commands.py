@@ -87,7 +87,7 @@ def train(arguments: list[str]) -> int:
         sweeping = hydra_config.mode == RunMode.MULTIRUN
         first = cluster.is_first()
         if sweeping and first:
-            print(f"#{hydra_config.job.num} {' '.join(overrides)}", flush=True)
+            _tell(f"#{hydra_config.job.num} {' '.join(overrides)}")
         folder = Path(hydra_config.runtime.output_dir)
         quiet = sweeping and elsewhere(hydra_config)
         if quiet:
@@ -98,7 +98,7 @@ def train(arguments: list[str]) -> int:
         if sweeping:
             if first:
                 number = f"#{hydra_config.job.num} " if quiet else ""
-                print(f"{number}{_ending(outcome)}", flush=True)
+                _tell(f"{number}{_ending(outcome)}")
         elif outcome.status == "completed":
             if first and outcome.skipped:
                 more = ""
@@ -185,6 +185,11 @@ def _ordered(arguments: list[str]) -> list[str]:
     if "--dry-run" in arguments:
         overrides.append("hydra.callbacks.parsgd.dry_run=true")
     return [*options, *overrides]
+
+
+def _tell(line: str) -> None:
+    """Print it in one piece: jobs of other processes print, too."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def _ending(outcome: "Outcome") -> str:

@@ -36,6 +36,20 @@ def _same_data(result: dict[str, Any], data: str | None) -> bool:
     return data is None or before in (None, data)
 
 
+def is_same(begun: dict[str, Any], config: dict[str, Any]) -> bool:
+    """Whether a run was begun with this config, in which ``${steps:...}`` still stand.
+
+    Example:
+        >>> is_same({"seed": 0, "warmup": 8}, {"seed": 0, "warmup": "${steps:0.1}"})
+        True
+        >>> is_same({"seed": 1, "warmup": 8}, {"seed": 0, "warmup": "${steps:0.1}"})
+        False
+    """
+    old, new = leaves(begun), leaves(_stored(config))
+    known = {key: x for key, x in new.items() if "${steps:" not in str(x)}
+    return old.keys() == new.keys() and all(old[key] == known[key] for key in known)
+
+
 def refuse_other(folder: Path, config: dict[str, Any], data: str) -> None:
     """Refuse to write over what another config, or other data, gave.
 

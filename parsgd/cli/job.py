@@ -114,7 +114,7 @@ def _run_job(
         kept = OmegaConf.to_container(cfg.checkpoint, resolve=True)
         check_alike(config | {"checkpoint": kept})
         cache_compilations()
-        built = build(cfg, allowed=allowed, meta=saving.meta(folder, cfg))
+        built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         with cluster.busy():

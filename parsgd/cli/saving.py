@@ -42,8 +42,8 @@ def refuse_none(folder: Path, cfg: DictConfig) -> None:
     )
 
 
-def meta(folder: Path, cfg: DictConfig) -> dict[str, Any] | None:
-    """What is stored with the checkpoint that the run goes on from; None if it begins.
+def position(folder: Path, cfg: DictConfig) -> dict[str, Any] | None:
+    """Where the run goes on: the `POSITION` of its checkpoint; None if it begins.
 
     The first process reads it for all.
     """
@@ -51,7 +51,7 @@ def meta(folder: Path, cfg: DictConfig) -> dict[str, Any] | None:
     if saves(cfg) and cluster.is_first():
         found = meta_to_go_on_from(folder / CHECKPOINTS, cfg.checkpoint.step)
         if found is not None:
-            # None of another format, which is refused later on.
+            # From another format nothing is taken: `fit` refuses it.
             whole = found.keys() >= {*POSITION}
             found = {key: found[key] for key in POSITION} if whole else None
     return json.loads(cluster.agree("position", json.dumps(found)))

@@ -73,15 +73,16 @@ def build(
     cfg: DictConfig,
     *,
     allowed: Sequence[str] = ALLOWED,
-    meta: Mapping[str, Any] | None = None,
+    position: Mapping[str, Any] | None = None,
 ) -> Built:
     """Build everything that `parsgd.fit` needs, and nothing that computes.
 
     Args:
         cfg: A config with the keys of `Config`.
         allowed: Top-level packages whose functions the config may call.
-        meta: What is stored with the checkpoint that the run goes on from, if it does:
-            ``${steps:...}`` is then a part of the steps done and those left.
+        position: Where a run that goes on stands: of what is stored with its
+            checkpoint what `resumed_steps` asks for. ``${steps:...}`` is then a part of
+            the steps done and those left; the config that is stored stays as it was.
 
     Raises:
         UserError: Sizes that do not fit, or calls that cannot be made.
@@ -89,16 +90,19 @@ def build(
     first = check(cfg)
     task = task_of(first, allowed)
     plan = plan_of(task, first)
-    if meta is not None:
-        steps = resumed_steps(plan, meta, first["rounds"] is not None)
-        plan = plan._replace(steps=steps)
-    config = resolved(cfg, plan.steps)
-    scaled = make_optimizer(config, plan, allowed)
-    strategy = _strategy(config, scaled, allowed)
+    config = made = resolved(cfg, plan.steps)
+    moved = []
+    if position is not None:
+        steps = resumed_steps(plan, position, first["rounds"] is not None)
+        plan, made = plan._replace(steps=steps), resolved(cfg, steps)
+        if made != config:
+            moved = [f"parts of the run's length are of {steps} steps, done and left"]
+    scaled = make_optimizer(made, plan, allowed)
+    strategy = _strategy(made, scaled, allowed)
     phased = isinstance(strategy, tuple) and strategy
     if not (isinstance(strategy, Strategy) or _phases(phased)):
         raise wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
-    lines = (*scaled.lines, *_choices(config))
+    lines = (*moved, *scaled.lines, *_choices(made))
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]
     arguments["devices"] = _devices(config["placement"]["devices"])

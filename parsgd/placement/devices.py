@@ -29,7 +29,8 @@ from parsgd.errors import UserError
 from parsgd.words import counted
 
 # Rules of thumb for `better_in_turn`, from timings on a 2-core AMD EPYC (2 x 1 MiB L2,
-# 32 MiB L3) of which no record was kept: speed depends on them, results do not.
+# 32 MiB L3), of which no record was kept, when lanes did not write in place: speed
+# depends on them, results do not.
 LANE_CACHE_BYTES = 7 << 20  # all lanes' own state, one device of several
 LANE_CACHE_BYTES_ALONE = 4 * LANE_CACHE_BYTES  # the same where there is one device
 LANE_BYTES_BEYOND_CACHE = 16 << 20  # one lane's own state: alone it does not fit either

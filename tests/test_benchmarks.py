@@ -1,0 +1,57 @@
+"""What a bench says of its windows."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import summary
+
+
+def window(name, devices, *rates):
+    found = {"name": name, "devices": devices, "rates": rates, "error": None}
+    return found | {"median": sorted(rates)[len(rates) // 2] if rates else None}
+
+
+HAND = window("one device, serial lanes", 1, 100.0, 120.0, 110.0)
+TWO = window("2 devices x 2 serial lanes", 2, 100.0, 100.0, 100.0)
+AUTO = window("fit, auto", 2, 99.0, 90.0, 121.0)
+VMAP = window("fit, vmap", 1, 50.0, 60.0, 66.0)
+SPREAD = window("fit, shard_map 2 x 2", 2, 80.0, 90.0, 95.0)
+DDP = window("PyTorch DDP, 2 processes", 0, 10.0, 10.0, 11.0)
+
+
+def test_ratios_are_medians_over_rounds_of_windows():
+    cell = [HAND, TWO, AUTO, VMAP, SPREAD, DDP]
+    # 0.99, 0.75 and 1.1 of the fastest by its median, which is one device's.
+    assert summary.shares(cell) == {"auto": 0.99, "vmap": 0.5, "shard_map": 0.9}
+    assert summary.row(cell) == "110 | 99 | 0.99 | 0.50 | 0.90 | 10 (9.9 x) |"
+    report = {"cells": {"local/mlp/w4": cell, "local/mlp/w8": cell[:3]}}
+    assert summary.counts(report) == [
+        ("auto", "2 of 2 at 0.95 or more"),
+        ("vmap", "0 of 1 at 0.95 or more"),
+        ("shard_map", "0 of 1 at 0.95 or more"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "row"),
+    [
+        ([HAND, VMAP], "110 |  |  | 0.50 |  |  |"),
+        ([AUTO, DDP], " | 99 |  |  |  | 10 (9.9 x) |"),
+        ([window("fit, auto", 2), TWO], "100 |  |  |  |  |  |"),
+    ],
+    ids=["no auto", "no loop by hand", "auto failed"],
+)
+def test_what_was_not_measured_stays_empty(cell, row):
+    assert summary.row(cell) == row
+
+
+def test_a_file_of_another_commit_is_not_gone_on_with(tmp_path):
+    file = tmp_path / "windows.json"
+    file.write_text(json.dumps({"commit": "other", "windows": [], "cells": {}}))
+    command = [sys.executable, "-m", "benchmarks", "--output", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "was measured with other commit and windows: move it away" in ended.stderr
