@@ -96,7 +96,8 @@ class Recorder(Observer):
         if cluster.is_first():
             self._held.enter_context(results.held(self._folder))
             results.begin(self._folder, self._config)
-        self._also.start(summary, lines)
+        # Of many runs of a script: which.
+        self._also.start(summary, (f"{self._strategy} in {self._folder}:", *lines))
 
     def resumed(self, history: Sequence[Record]) -> None:
         """Write the records of the run that this one goes on from."""

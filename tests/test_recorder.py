@@ -63,6 +63,11 @@ def test_another_observer_is_told_too_and_all_of_it(tmp_path):
     assert [*dict.fromkeys(noted.calls)] == ["start", "record", "progress", "end"]
 
 
+def test_what_is_shown_says_which_run_it_is(tmp_path, capsys):
+    run(tmp_path / "a", observer=parsgd.Progress())
+    assert capsys.readouterr().out.startswith(f"local_sgd in {tmp_path / 'a'}:\n")
+
+
 def test_a_run_that_fails_is_interrupted_and_lets_the_folder_go(tmp_path):
     class Failing(parsgd.Observer):
         ended = ()
