@@ -12,7 +12,7 @@ from tiny import tiny
 from zoo import MORE_ROWS, ZOO
 
 import parsgd
-from parsgd import comm, cores
+from parsgd import comm
 from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.lanes import shared_outputs
@@ -144,15 +144,6 @@ def test_lanes_that_communicate_never_take_turns(monkeypatch):
     monkeypatch.setattr("parsgd.training.turns.better_in_turn", lambda *a, **k: True)
     run, _ = engine(parsgd.Strategy(lambda params: (), local), 4, "vmap")
     assert "one after the other" not in run.describe()
-
-
-def test_auto_keeps_to_one_device_what_fits_the_cache_alone_only():
-    def chosen(mib, **more):
-        return len(place(4, lane_bytes=mib << 20, **more).devices)
-
-    many = min(2, len(cores.usable()))
-    assert [chosen(0), chosen(12), chosen(40)] == [many, 1, many]
-    assert chosen(12, devices=2) == 2  # as asked
 
 
 def test_lanes_take_turns_where_one_of_them_fits_the_cache():

@@ -175,7 +175,6 @@ def place(
     kind: str = "auto",
     devices: int | Sequence[int] | None = None,
     identical: bool = False,
-    lane_bytes: int = 0,
 ) -> Placement:
     """Decide where W workers run.
 
@@ -187,8 +186,6 @@ def place(
             pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
-        lane_bytes: What one worker has for itself where lanes can take turns: ``auto``
-            stays on one CPU device if it fits the cache alone but not with others.
 
     Raises:
         UserError: Unknown kind, more devices than there are, or W workers that do not
@@ -227,12 +224,9 @@ def place(
         else:
             usable = min(len(found), len(cores.usable()))
             count = _largest_divisor(workers, usable)
-            reason = "workers differ between rounds: "
-            if lane_bytes <= LANE_BYTES_BEYOND_CACHE < count * lane_bytes:
-                count = 1
-                reason += "one at a time fits the cache, several do not"
-            else:
-                reason += f"spread over {counted(usable, 'core')}"
+            reason = (
+                f"workers differ between rounds: spread over {counted(usable, 'core')}"
+            )
     else:
         count = _largest_divisor(workers, len(found))
         reason = counted(len(found), "accelerator")

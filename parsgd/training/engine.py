@@ -21,7 +21,7 @@ from parsgd.placement.devices import Placement, place, prepare
 from parsgd.tasks import Task
 from parsgd.training.evaluate import all_finite
 from parsgd.training.shards import OnDevices
-from parsgd.training.turns import Turns, bytes_in_turn
+from parsgd.training.turns import Turns
 from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
@@ -73,11 +73,7 @@ class Engine:
         self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
         self.placement: Placement = place(
-            order.workers,
-            kind=kind,
-            devices=devices,
-            identical=self.worker.identical,
-            lane_bytes=bytes_in_turn(self.worker),
+            order.workers, kind=kind, devices=devices, identical=self.worker.identical
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)

@@ -12,14 +12,6 @@ from parsgd.placement.devices import Placement, better_in_turn
 from parsgd.training.worker import Worker
 
 
-def bytes_in_turn(worker: Worker) -> int:
-    """What one worker has for itself, at most; 0 if lanes can't always take turns."""
-    phases = range(len(worker.phases))
-    if worker.identical or not all(map(worker.isolated, phases)):
-        return 0
-    return max(map(worker.own_bytes, phases))
-
-
 class Turns:
     """Which phases' lanes run their local steps one after the other.
 
