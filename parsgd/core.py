@@ -38,7 +38,7 @@ from jax import lax
 
 from parsgd import comm
 from parsgd.errors import UserError, check_whole
-from parsgd.gradient import Grads, Loss, Params, State, gradient, mean_gradient
+from parsgd.gradient import Grads, Loss, Params, State, Union, gradient, mean_gradient
 
 
 def no_sync(params: Params, state: State) -> tuple[Params, State]:
@@ -201,7 +201,7 @@ def run_round(
     *,
     micro_batches: int = 1,
     measure: jax.Array | None = None,
-    union: bool = False,
+    union: Union = "",
     lanes: Callable[[Callable], Callable] = lambda fn: fn,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One round of one worker: a scan over the local steps, then ``sync``.
@@ -216,7 +216,7 @@ def run_round(
         micro_batches: Parts that each batch is split into.
         measure: Boolean scalar: also measure the workers' spread before ``sync``
             (equal on all workers). None leaves the measurement out of the program.
-        union: Whether workers on one device may take their batches as one, see
+        union: How workers on one device may take their batches as one, see
             `mean_gradient`.
         lanes: How lanes run the local steps, as a transformation of one worker's:
             together (nothing to do), or `parsgd.lanes.in_turn`.

@@ -6,7 +6,7 @@ take one gradient of their mean loss, where XLA would not merge a gradient of ea
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,11 @@ Params: TypeAlias = Any
 Grads: TypeAlias = Any
 State: TypeAlias = Any
 Loss: TypeAlias = Callable[[Params, State, Any, jax.Array], tuple[jax.Array, State]]
+
+
+# Of lanes' batches: apart, taken as one, or as one that is gone through in parts.
+Union: TypeAlias = Literal["", "whole", "parts"]
+PART = 32  # examples, at least
 
 
 def gradient(
@@ -60,6 +65,17 @@ def gradient(
     return value / micro_batches, model, grads
 
 
+def _parts(examples: int) -> int:
+    """How many equal parts of at least `PART` examples there are.
+
+    Example:
+        >>> [_parts(count) for count in (20, 64, 96, 120, 131)]
+        [1, 2, 3, 3, 1]
+    """
+    most = max(1, examples // PART)
+    return max(k for k in range(1, most + 1) if examples % k == 0)
+
+
 def mean_gradient(
     loss: Loss,
     params: Params,
@@ -68,13 +84,14 @@ def mean_gradient(
     key: jax.Array,
     micro_batches: int = 1,
     *,
-    union: bool = False,
+    union: Union = "",
 ) -> tuple[jax.Array, State, Grads]:
     """As `gradient`, but the gradient is the average over all workers.
 
     Where lanes share their parameters it is taken of the lanes' mean loss: one product
     over all their examples instead of one each and a sum, which XLA does not merge.
-    With ``union`` their batches are taken as one, and the loss is that batch's.
+    With ``union`` their batches are taken as one, and the loss is that batch's: the
+    ``"whole"`` of it at once, or in ``"parts"`` that fit a cache.
     """
 
     @custom_vmap
@@ -93,7 +110,8 @@ def mean_gradient(
             grads = comm.mean_of_lanes(grads)
         elif union:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-            value, model, grads = gradient(loss, params, model, batch, key[0])
+            parts = _parts(len(jax.tree.leaves(batch)[0])) if union == "parts" else 1
+            value, model, grads = gradient(loss, params, model, batch, key[0], parts)
             shared = jax.tree.map(lambda _: False, (value, model, grads))
             return (value, model, grads), shared
         else:

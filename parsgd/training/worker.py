@@ -12,9 +12,11 @@ from parsgd.comm import DEVICES
 from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
 from parsgd.data.order import Order
 from parsgd.errors import UserError, raised_at, stage
+from parsgd.gradient import Union
 from parsgd.lanes import shared_outputs
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
+from parsgd.training.union import union_of
 
 
 class Worker:
@@ -63,7 +65,10 @@ class Worker:
             self._check(phase)
         with stage("loss"):
             self._check_loss()
-        self._union = self._union_allowed()
+        self._union: Union = ""
+        if self.workers > 1 and any(p.strategy.mean_gradient for p in self.phases):
+            made = (task, self.spec, self._batch_spec())
+            self._union = union_of(*made, flops=self.step_flops)
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
@@ -222,16 +227,6 @@ class Worker:
         args = (self.spec.params, self.spec.model, self._batch_spec(), key)
         axes = [(DEVICES, self.workers)]
         self._look_for_calls(jax.make_jaxpr(self.task.loss, axis_env=axes)(*args))
-
-    def _union_allowed(self) -> bool:
-        """Whether lanes' batches may be one: no state, no randomness, no coupling."""
-        if not self.task.separable or jax.tree.leaves(self.spec.model):
-            return False
-        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
-        args = (self.spec.params, self.spec.model, self._batch_spec(), key)
-        # With nothing but the key depending on the lane, does the loss?
-        same = (True, True, True, False)
-        return shared_outputs(self.task.loss, 2, args, same)[0]
 
     def _after(self, strategy: Any, shared: TrainState) -> TrainState:
         """What workers share after a round that starts with ``shared``."""

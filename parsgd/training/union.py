@@ -1,0 +1,42 @@
+"""Whether lanes that share their parameters may take their batches as one."""
+
+import math
+from collections.abc import Callable
+
+import jax
+
+from parsgd.core import TrainState
+from parsgd.gradient import Union
+from parsgd.lanes import shared_outputs
+from parsgd.tasks import Batch, Task
+
+REUSE = 4  # from where on; the MLPs have 0.7 and the CNN 8
+
+
+def union_of(
+    task: Task, spec: TrainState, batch: Batch, flops: Callable[[], float]
+) -> Union:
+    """How lanes' batches may be one: not with a state, randomness or coupling.
+
+    On CPU the one batch is gone through in parts where a weight works many times for
+    each example, as in convolutions: then a small batch is as efficient as a large one,
+    and its activations stay in the cache.
+
+    Args:
+        task: The task.
+        spec: Abstract state of one worker.
+        batch: Abstract batch of one worker.
+        flops: Operations of its gradient; called if it matters.
+    """
+    if not task.separable or jax.tree.leaves(spec.model):
+        return ""
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
+    # With nothing but the key depending on the lane, does the loss?
+    args, same = (spec.params, spec.model, batch, key), (True, True, True, False)
+    if not shared_outputs(task.loss, 2, args, same)[0]:
+        return ""
+    if jax.default_backend() != "cpu":
+        return "whole"
+    weights = sum(math.prod(x.shape) for x in jax.tree.leaves(spec.params))
+    once = 6 * weights * batch.x.shape[0]  # forward once, backward twice
+    return "parts" if flops() >= REUSE * once else "whole"
