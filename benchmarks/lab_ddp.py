@@ -7,6 +7,7 @@ the seconds per step of each window, or how many steps an accuracy took, to a fi
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ def main() -> None:
     result = _steps_to(train, options) if options.target else _speed(train, options)
     if rank == 0:
         options.output.write_text(json.dumps(result))
+    _leave()
 
 
 def _start(options: argparse.Namespace) -> tuple[int, Callable]:
@@ -79,6 +81,16 @@ def _start(options: argparse.Namespace) -> tuple[int, Callable]:
         return net
 
     return rank, train
+
+
+def _leave() -> None:
+    """End the process as it is: torch's own end may abort over a hook's threads."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.barrier()  # all have their result
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _register(net, hook: str) -> None:
