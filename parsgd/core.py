@@ -38,7 +38,15 @@ from jax import lax
 
 from parsgd import comm
 from parsgd.errors import UserError, check_whole
-from parsgd.gradient import Grads, Loss, Params, State, Union, gradient, mean_gradient
+from parsgd.gradient import (
+    BatchUnion,
+    Grads,
+    Loss,
+    Params,
+    State,
+    gradient,
+    mean_gradient,
+)
 
 
 def no_sync(params: Params, state: State) -> tuple[Params, State]:
@@ -201,7 +209,7 @@ def run_round(
     *,
     micro_batches: int = 1,
     measure: jax.Array | None = None,
-    union: Union = "",
+    union: BatchUnion = "",
     lanes: Callable[[Callable], Callable] = lambda fn: fn,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One round of one worker: a scan over the local steps, then ``sync``.

@@ -23,7 +23,7 @@ Loss: TypeAlias = Callable[[Params, State, Any, jax.Array], tuple[jax.Array, Sta
 
 
 # Of lanes' batches: apart, taken as one, or as one that is gone through in parts.
-Union: TypeAlias = Literal["", "whole", "parts"]
+BatchUnion: TypeAlias = Literal["", "whole", "parts"]
 PART = 32  # examples, at least
 
 
@@ -84,7 +84,7 @@ def mean_gradient(
     key: jax.Array,
     micro_batches: int = 1,
     *,
-    union: Union = "",
+    union: BatchUnion = "",
 ) -> tuple[jax.Array, State, Grads]:
     """As `gradient`, but the gradient is the average over all workers.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 
 from parsgd.core import TrainState
-from parsgd.gradient import Union
+from parsgd.gradient import BatchUnion
 from parsgd.lanes import shared_outputs
 from parsgd.tasks import Batch, Task
 
@@ -15,7 +15,7 @@ REUSE = 4  # from where on; the MLPs have 0.7 and the CNN 8
 
 def union_of(
     task: Task, spec: TrainState, batch: Batch, flops: Callable[[], float]
-) -> Union:
+) -> BatchUnion:
     """How lanes' batches may be one: not with a state, randomness or coupling.
 
     On CPU the one batch is gone through in parts where a weight works many times for

@@ -12,7 +12,7 @@ from parsgd.comm import DEVICES
 from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, run_round
 from parsgd.data.order import Order
 from parsgd.errors import UserError, raised_at, stage
-from parsgd.gradient import Union
+from parsgd.gradient import BatchUnion
 from parsgd.lanes import shared_outputs
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
@@ -65,7 +65,7 @@ class Worker:
             self._check(phase)
         with stage("loss"):
             self._check_loss()
-        self._union: Union = ""
+        self._union: BatchUnion = ""
         if self.workers > 1 and any(p.strategy.mean_gradient for p in self.phases):
             made = (task, self.spec, self._batch_spec())
             self._union = union_of(*made, flops=self.step_flops)
