@@ -70,7 +70,7 @@ def counts(report: dict[str, Any]) -> list[tuple[str, str]]:
     words = []
     for name in ("auto", "vmap", "shard_map"):
         values = [x for each in found if (x := each[name]) is not None]
-        good = sum(x >= 0.95 for x in values)
+        good = sum(round(x, 2) >= 0.95 for x in values)  # as shown
         words.append((name, f"{good} of {len(values)} at 0.95 or more"))
     return words
 
