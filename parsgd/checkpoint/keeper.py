@@ -161,8 +161,7 @@ class _Saving(Keeper):
             )
         aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
         self.store.set_aside(aside)
-        batch = self._facts["workers"] * self._facts["worker_batch"]
-        if unreadable and self.settings.config and meta["global_batch"] != batch:
+        if unreadable and self.settings.config and self._other_batch(meta):
             raise FolderError(
                 f"the checkpoint of step {max(unreadable)} cannot be read "
                 f"({unreadable[max(unreadable)]}) and is kept under another name; the "
@@ -178,6 +177,10 @@ class _Saving(Keeper):
         )
         self.lines += differences.other_versions(meta["versions"], versions())
         self._history, self._saved = meta["history"], meta["round"]
+
+    def _other_batch(self, meta: Mapping[str, Any]) -> bool:
+        facts = self._facts
+        return meta["global_batch"] != facts["workers"] * facts["worker_batch"]
 
     def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:
         meta = by_all(lambda: self.store.meta(step))
