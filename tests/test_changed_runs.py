@@ -146,9 +146,11 @@ def test_a_schedule_ends_with_a_run_of_other_workers(
         assert "completed before" in out, err
 
 
+@pytest.mark.parametrize("named", [False, True])
 def test_a_length_that_came_from_a_lost_checkpoint_is_not_taken(
     command,  # noqa: F811
     tmp_path,
+    named,
 ):
     words = ("worker_batch=16", "global_batch=null", "schedule=cosine", "workers=2")
     where = ("checkpoint.rounds=8", "hydra.run.dir=run", "epochs=1")
@@ -156,9 +158,11 @@ def test_a_length_that_came_from_a_lost_checkpoint_is_not_taken(
     folder = tmp_path / "run" / "checkpoints"
     newest = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     flip_bytes(folder / f"{newest}")
-    code, _, err = command("train", "resume=run", "workers=1", "epochs=2")
-    assert code == 2 and f"the checkpoint of step {newest} cannot be read" in err
-    code, out, err = command("train", "resume=run", "workers=1", "epochs=2")
+    step = newest if named else "latest"
+    other = ("workers=1", "epochs=2", f"checkpoint.step={step}")
+    code, out, err = command("train", "resume=run", *other)
     assert code == 0, err
+    assert out.count(f"the checkpoint of step {newest} cannot be read") == 1
+    assert (folder / f"{newest}.unreadable").exists()
     last = records(tmp_path / "run")[-1]
     assert f"parts of the run's length are of {last['step']} steps" in out

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,20 @@ SHARED_SECONDS = 10.0  # until a file is seen by all, which over NFS takes some
 
 class Unreadable(Exception):
     """A process cannot read a checkpoint, so all go on from another."""
+
+
+class LengthLost(FolderError):
+    """The length of a run was taken from a checkpoint that cannot be read.
+
+    It is set aside, so a config that is built anew gets it from the one before.
+    """
+
+    def __init__(self, lines: Sequence[str], step: int):
+        super().__init__(
+            f"{'; '.join(lines)}; the length of this run, whose batch is another, was "
+            f"taken from there: repeat the command, which goes on from step {step}"
+        )
+        self.lines = lines
 
 
 def by_all(read: Callable[[], T]) -> T:

@@ -15,6 +15,7 @@ import jax
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
 from parsgd.checkpoint.agreed import (
+    LengthLost,
     Unreadable,
     by_all,
     by_the_first,
@@ -154,20 +155,16 @@ class _Saving(Keeper):
         self, found: Resumed, unreadable: Mapping[int, str], newer: Sequence[int]
     ) -> None:
         meta = found.meta
-        for step, why in unreadable.items():
-            self.lines.append(
-                f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
-                "kept under another name"
-            )
+        warnings = [
+            f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
+            "kept under another name"
+            for step, why in unreadable.items()
+        ]
         aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
         self.store.set_aside(aside)
-        if unreadable and self.settings.config and self._other_batch(meta):
-            raise FolderError(
-                f"the checkpoint of step {max(unreadable)} cannot be read "
-                f"({unreadable[max(unreadable)]}) and is kept under another name; the "
-                "length of this run, whose batch is another, was taken from it: repeat "
-                f"the command, which goes on from step {meta['step']}"
-            )
+        if warnings and self.settings.config and self._other_batch(meta):
+            raise LengthLost(warnings, meta["step"])
+        self.lines += warnings
         if newer:
             kept = ", ".join(f"{step}{REPLACED}" for step in newer)
             self.lines.append(f"checkpoints after it are kept as {kept}")

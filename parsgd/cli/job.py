@@ -15,6 +15,8 @@ from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.agreed import LengthLost
+from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
@@ -131,7 +133,15 @@ def _run_job(
                 "its config or data have changed, or it did not end: it is run again"
             )
         checkpoints = saving.checkpoints(cfg, folder, overrides)
-        outcome, found = _train(built, recorder, checkpoints)
+        try:
+            outcome, found = _train(built, recorder, checkpoints)
+        except LengthLost as lost:
+            recorder.say("\n".join(lost.lines))
+            # What could not be read, and what was newer than it, is set aside.
+            cfg.checkpoint.step = NEWEST
+            built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
+            checkpoints = saving.checkpoints(cfg, folder, overrides)
+            outcome, found = _train(built, recorder, checkpoints)
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
