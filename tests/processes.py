@@ -46,14 +46,15 @@ def alive(pids):
     """Those that still run; who is dead may take a moment to go."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        left = [pid for pid in pids if _runs(pid)]
+        left = [pid for pid in pids if runs(pid)]
         if not left:
             break
         time.sleep(0.05)
     return left
 
 
-def _runs(pid):
+def runs(pid):
+    """Whether there is such a process, and it has not ended."""
     try:
         with open(f"/proc/{pid}/status") as lines:
             return "Z (zombie)" not in lines.read()

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from processes import alive, finished, parsgd
+from processes import alive, finished, parsgd, runs
 
 from parsgd import cores
 
@@ -43,7 +43,7 @@ def wait_for(sweep, *files):
             assert sweep.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
     children = psutil.Process(sweep.pid).children(recursive=True)
-    return [child for child in children if alive([child.pid])]
+    return [child for child in children if runs(child.pid)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 import importlib
 import logging
+import pickle
 import sys
 
 import pytest
@@ -93,9 +94,23 @@ LINEAR, COSINE = "scaling=linear", "schedule=cosine"
 SWITCH = "strategy=post_local_sgd"
 
 
+class Code:
+    def __reduce__(self):
+        return open, ("ran", "w")
+
+
+@pytest.mark.parametrize("flag", ["--experimental-rerun", "--exp"])
+def test_a_config_is_not_read_from_a_pickle(command, tmp_path, flag):
+    (tmp_path / "config.pickle").write_bytes(pickle.dumps(Code()))
+    code, _, err = command("train", f"{flag}=config.pickle")
+    assert code == 2 and "a pickle, which can run any code" in err
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [
+        (("-m", "--cfg", "job"), "leave out -m (--multirun)"),
         (DEVICES, "use workers=2 or 4, or placement.devices=1"),
         (["placement.devices=[1,1]"], "names each device once"),
         (["placement.devices=99"], "99 devices"),

@@ -33,6 +33,7 @@ SILENT = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
 )
+RERUN = "--experimental-rerun"
 OWN = ("cluster", "debug")  # what may differ between processes
 TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
@@ -66,6 +67,7 @@ def train(arguments: list[str]) -> int:
         0, or 1 if the run failed or diverged, or 2 if it could not be as asked. A sweep
         ends in `parsgd.cli.sweep.Sweep`, which knows all of its jobs.
     """
+    _refuse_pickles(arguments)
     allowed = _allowed(arguments, config_dir(arguments)[0])
     # After that: what a folder says must not choose code.
     arguments = resumed(arguments)
@@ -176,6 +178,19 @@ def cluster_settings(arguments: list[str]) -> Settings:
             "cluster.coordinator=10.0.0.1:1234 cluster.processes=2 cluster.process=0"
         )
     return Settings(**OmegaConf.to_container(cfg.cluster))  # type: ignore[arg-type]
+
+
+def _refuse_pickles(arguments: list[str]) -> None:
+    """Refuse Hydra's option that reads a config from a pickle, which can run code."""
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        # argparse takes the beginning of a name for it.
+        if len(flag) > 2 and RERUN.startswith(flag):
+            raise UserError(
+                f"{flag}: it reads a pickle, which can run any code: repeat a run from "
+                "its own files with `parsgd train resume=DIR`, or its command with "
+                "hydra.run.dir=DIR of a new folder"
+            )
 
 
 def _ordered(arguments: list[str]) -> list[str]:

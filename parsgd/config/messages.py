@@ -22,7 +22,9 @@ from parsgd.config.choices import choices, conf_dir, config_dir
 from parsgd.config.overrides import overrides, searched
 from parsgd.errors import UserError, first_line
 
+# As Hydra's errors of no type of their own begin.
 _NO_CHOICE = "Config group override must be a string"
+_TOO_MANY = "Only one of --run, --multirun, --cfg"
 
 _VALUES = {
     "could not be converted to Integer": "give a whole number",
@@ -56,7 +58,7 @@ PLUGINS = {
 def is_mistake(error: BaseException) -> bool:
     """Whether `explain` has words for it: a user's mistake, not a fault."""
     known = UserError | HydraException | OmegaConfBaseException
-    return isinstance(error, known) or str(error).startswith(_NO_CHOICE)
+    return isinstance(error, known) or str(error).startswith((_NO_CHOICE, _TOO_MANY))
 
 
 def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
@@ -70,6 +72,11 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
         return str(error)
     if str(error).startswith(_NO_CHOICE):
         return _no_choice(arguments)
+    if str(error).startswith(_TOO_MANY):
+        return (
+            "--cfg and --info show a config and run nothing: leave out -m (--multirun) "
+            "and --run, or leave out these; -m --dry-run lists a sweep's jobs"
+        )
     if isinstance(error, MissingConfigException):
         text = _missing(error)
         if any(a.startswith("resume=") for a in arguments):
