@@ -14,7 +14,7 @@ from . import (
     traffic as traffic,
 )
 from .checkpoint import Checkpoints as Checkpoints
-from .compressors import one_bit as one_bit
+from .compressors import Compressor as Compressor, one_bit as one_bit
 from .core import (
     Phase as Phase,
     Strategy as Strategy,

@@ -17,7 +17,7 @@ from parsgd.data.shards import Shards
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
-from parsgd.training.checks import check_run, check_target
+from parsgd.training.checks import check_run, check_target, refuse_reached
 from parsgd.training.engine import Engine
 from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
 from parsgd.training.meter import Meter, Record
@@ -195,8 +195,11 @@ def fit(
             if resumed:
                 earlier = earlier_workers(resumed.meta, plan.order.workers)
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
-                if plan.steps != resumed.meta["steps"]:
-                    before = resumed.meta["steps"]
+                before = resumed.meta["steps"]
+                other = resumed.meta["workers"] != plan.order.workers
+                if other or plan.steps != before:
+                    refuse_reached(resumed.meta["history"][-1], target_accuracy)
+                if plan.steps != before:
                     keeper.lines.append(
                         f"the run ends at step {plan.steps}, not {before}"
                     )

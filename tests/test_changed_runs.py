@@ -166,3 +166,67 @@ def test_a_length_that_came_from_a_lost_checkpoint_is_not_taken(
     assert (folder / f"{newest}.unreadable").exists()
     last = records(tmp_path / "run")[-1]
     assert f"parts of the run's length are of {last['step']} steps" in out
+
+
+LOCAL = ("strategy=local_sgd", "local_steps=4", "worker_batch=8", "global_batch=null")
+
+
+@pytest.fixture
+def two_shapes(command, tmp_path):  # noqa: F811
+    """A run of four workers that went on with two, and its last step."""
+    words = (*LOCAL, "workers=4", "epochs=1", "schedule=cosine", "hydra.run.dir=run")
+    assert command("train", *words, "checkpoint.rounds=10")[0] == 0
+    more = ("workers=2", "epochs=1.5", "checkpoint.rounds=1000")
+    code, _, err = command("train", "resume=run", *more)
+    assert code == 0, err
+    folder = tmp_path / "run" / "checkpoints"
+    return folder, max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+def test_a_length_is_that_of_the_checkpoint_it_goes_on_from(
+    command,  # noqa: F811
+    tmp_path,
+    two_shapes,
+):
+    folder, newest = two_shapes
+    flip_bytes(folder / f"{newest}")
+    # As many workers as the checkpoint before has, and so its batch.
+    code, out, err = command("train", "resume=run", "workers=4", "epochs=4")
+    assert code == 0, err
+    last = records(tmp_path / "run")[-1]
+    assert last["step"] == 176 and abs(last["learning_rate"]) < 1e-9
+    assert "resumes with epochs=4.0, was 1.0" in out
+    assert "resumes with workers" not in out
+
+
+def test_options_of_an_older_checkpoint_are_not_taken_for_those_of_the_last_run(
+    command,  # noqa: F811
+    tmp_path,
+    two_shapes,
+):
+    folder, newest = two_shapes
+    before = (tmp_path / "run" / "result.json").read_text()
+    (folder / f"{newest}" / "meta" / "metadata").write_text("{")
+    code, _, err = command("train", "resume=run")
+    assert code == 2 and "was saved with other options than the last run's" in err
+    assert (tmp_path / "run" / "result.json").read_text() == before
+    code, out, err = command("train", "resume=run", "step=44", "epochs=2")
+    assert code == 0 and "goes on from step 44" in out, err
+
+
+def test_a_run_that_reached_its_target_says_what_goes_on(
+    command,  # noqa: F811
+    tmp_path,
+):
+    words = (*LOCAL, "workers=4", "epochs=4", "target_accuracy=0.8", "evaluations=20")
+    assert command("train", *words, "checkpoint.rounds=10", "hydra.run.dir=run")[0] == 0
+    step = records(tmp_path / "run")[-1]["step"]
+    before = (tmp_path / "run" / "result.json").read_text()
+    code, out, _ = command("train", "resume=run")
+    assert code == 0 and "with target_accuracy above 0.8, or null, goes on" in out
+    for more in ("epochs=6", "workers=2"):
+        code, _, err = command("train", "resume=run", more)
+        assert code == 2 and f"was reached at step {step}" in err
+        assert (tmp_path / "run" / "result.json").read_text() == before
+    code, _, err = command("train", "resume=run", "target_accuracy=null")
+    assert code == 0 and records(tmp_path / "run")[-1]["step"] == 176, err

@@ -21,13 +21,14 @@ class Unreadable(Exception):
 class LengthLost(FolderError):
     """The length of a run was taken from a checkpoint that cannot be read.
 
-    It is set aside, so a config that is built anew gets it from the one before.
+    So may have been what has changed since. It is set aside, so a config that is built
+    anew gets both from the one before.
     """
 
     def __init__(self, lines: Sequence[str], step: int):
         super().__init__(
-            f"{'; '.join(lines)}; the length of this run, whose batch is another, was "
-            f"taken from there: repeat the command, which goes on from step {step}"
+            f"{'; '.join(lines)}; the length of this run was taken from there: repeat "
+            f"the command, which goes on from step {step}"
         )
         self.lines = lines
 

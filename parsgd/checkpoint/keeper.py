@@ -162,7 +162,7 @@ class _Saving(Keeper):
         ]
         aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
         self.store.set_aside(aside)
-        if warnings and self.settings.config and self._other_batch(meta):
+        if warnings and self.settings.config:
             raise LengthLost(warnings, meta["step"])
         self.lines += warnings
         if newer:
@@ -174,10 +174,6 @@ class _Saving(Keeper):
         )
         self.lines += differences.other_versions(meta["versions"], versions())
         self._history, self._saved = meta["history"], meta["round"]
-
-    def _other_batch(self, meta: Mapping[str, Any]) -> bool:
-        facts = self._facts
-        return meta["global_batch"] != facts["workers"] * facts["worker_batch"]
 
     def _read(self, step: int, engine: Engine, template: TrainState) -> Resumed:
         meta = by_all(lambda: self.store.meta(step))

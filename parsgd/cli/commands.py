@@ -106,7 +106,7 @@ def train(arguments: list[str]) -> int:
                 more = ""
                 if has_checkpoints(folder):
                     again = shlex.quote(f"resume={folder}")
-                    more = f"; `parsgd train {again}` with a larger budget goes on"
+                    more = f"; `parsgd train {again}` with {_more(folder)} goes on"
                 print(f"completed before: {folder}{more}")
             elif first:
                 print(f"completed: {folder}")
@@ -205,6 +205,16 @@ def _ordered(arguments: list[str]) -> list[str]:
 def _tell(line: str) -> None:
     """Print it in one piece: jobs of other processes print, too."""
     print(f"{line}\n", end="", flush=True)
+
+
+def _more(folder: Path) -> str:
+    """What a run that is complete needs to go on."""
+    from parsgd.results import read_job
+
+    job = read_job(folder)
+    if job.summary.get("stopped") == "target_accuracy":
+        return f"target_accuracy above {job.config.get('target_accuracy')}, or null,"
+    return "a larger budget"
 
 
 def _ending(outcome: "Outcome") -> str:

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from parsgd.checkpoint.names import read_meta, steps_in
 from parsgd.config.overrides import is_override, overrides, quoted
 from parsgd.errors import UserError
 from parsgd.flat import under
-from parsgd.results.writing import CHECKPOINTS
+from parsgd.results.writing import CHECKPOINTS, CONFIG
 
 
 def resumed(arguments: Sequence[str]) -> list[str]:
@@ -40,7 +43,8 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             f"{found[0]}: it holds no checkpoint, so there is nothing to go on from. "
             "Runs save with checkpoint.rounds=N or checkpoint.minutes=M"
         )
-    before = _overrides(folder)
+    named = any(a.startswith("checkpoint.step=") for a in others)
+    before = _overrides(folder, named)
     keys = {*_keys(others)}
     if "hydra.run.dir" in keys:
         raise UserError(
@@ -51,14 +55,21 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     return [*kept, *others, f"hydra.run.dir={quoted(folder.resolve())}"]
 
 
-def _overrides(folder: Path) -> list[str]:
-    """The command line in the newest checkpoint that can be read."""
-    where = folder / CHECKPOINTS
+def _overrides(folder: Path, named: bool) -> list[str]:
+    """The command line in the newest checkpoint that can be read.
+
+    Args:
+        folder: Of the run.
+        named: Whether the step to go on from was named.
+    """
+    where, lost = folder / CHECKPOINTS, []
     for step in steps_in(where):
         try:
             meta = read_meta(where, step)
             if meta["config"] is None:
                 break
+            if lost and not named:
+                _refuse_older(folder, lost[0], step, meta["config"])
             given = [str(o) for o in meta["overrides"]]
             # Once is enough: what goes on then is what was begun there. And what a
             # folder says must not choose Hydra's parts, which call code.
@@ -71,8 +82,10 @@ def _overrides(folder: Path) -> list[str]:
                     under(key.replace("/", "."), left_out) for key in _keys([o])
                 )
             ]
+        except UserError:
+            raise
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # the run itself tells what is wrong with it
+            lost.append(step)  # the run itself tells what is wrong with it
     else:
         raise UserError(
             f"resume={folder}: none of its checkpoints can be read; bring them back "
@@ -83,6 +96,22 @@ def _overrides(folder: Path) -> list[str]:
         f"resume={folder}: it was saved by a script, whose strategy no config "
         "describes: run the script again, and it goes on"
     )
+
+
+def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
+    """Refuse an older checkpoint's command line, if the last run had another config."""
+    from parsgd.cli.earlier import is_same
+
+    file = folder / CONFIG
+    begun = yaml.safe_load(file.read_text()) if file.is_file() else None
+    if isinstance(begun, dict) and not is_same(begun, config):
+        raise UserError(
+            f"resume={folder}: the checkpoint of step {lost} cannot be read, and the "
+            f"one before, of step {step}, was saved with other options than the last "
+            f"run's, which are in {file}: repeat that run's whole command with "
+            f"hydra.run.dir={folder}, or give step={step} to go on from there with the "
+            "options of then"
+        )
 
 
 def _unquoted(text: str) -> str:

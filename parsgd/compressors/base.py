@@ -25,7 +25,8 @@ class Compressor(NamedTuple):
         sums: Whether it is linear: the mean of payloads decodes to the mean of what
             they stand for, so they are reduced and not gathered.
         contracts: Whether ``|x - decode(encode(x))|^2 <= (1 - delta) |x|^2`` for some
-            delta > 0, in expectation. Error feedback needs it.
+            delta > 0, in expectation. Error feedback needs it; who writes a code must
+            say so, for without it what was not sent grows without bound.
         exposes_nonfinite: Whether an entry that is not finite leaves a float of the
             payload not finite, and no entry decodes to more, but for rounding, than the
             largest of these. Such arrays need not be searched for what is not finite.
@@ -44,7 +45,7 @@ class Compressor(NamedTuple):
     stochastic: bool = False
     shared_key: bool = False
     sums: bool = False
-    contracts: bool = True
+    contracts: bool = False
     exposes_nonfinite: bool = False
     encode_padded: Callable[[jax.Array, jax.Array, Key], Payload] | None = None
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
@@ -53,7 +54,7 @@ class Compressor(NamedTuple):
 def payload_bytes(compressor: Compressor, like: Any) -> int:
     """Bytes of the payload for an array of ``like``'s shape and dtype."""
     spec = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: jax.random.key(0)) if compressor.stochastic else None
     leaves = jax.tree.leaves(jax.eval_shape(compressor.encode, spec, key))
     return sum(x.size * x.dtype.itemsize for x in leaves)
 

@@ -69,7 +69,7 @@ def _cast(dtype: Any, name: str) -> Compressor:
         del key
         return payload.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, name, sums=True)
+    return Compressor(encode, decode, name, sums=True, contracts=True)
 
 
 def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
@@ -128,4 +128,4 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
             v = v * (payload.scale / largest)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, f"fp8({format})")
+    return Compressor(encode, decode, f"fp8({format})", contracts=True)

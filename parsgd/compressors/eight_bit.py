@@ -226,4 +226,6 @@ def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
         v = map_groups(_from_tree, payload.codes, payload.scale, block_size, whole=True)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "dynamic_tree_8bit", exposes_nonfinite=True)
+    return Compressor(
+        encode, decode, "dynamic_tree_8bit", contracts=True, exposes_nonfinite=True
+    )

@@ -93,4 +93,4 @@ def natural(*, rounding: str = "random") -> Compressor:
         v = jax.lax.bitcast_convert_type(codes << MANTISSA, jnp.float32)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "natural", stochastic=random)
+    return Compressor(encode, decode, "natural", stochastic=random, contracts=True)

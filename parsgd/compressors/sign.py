@@ -102,6 +102,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
         encode,
         decode,
         "one_bit",
+        contracts=True,
         exposes_nonfinite=True,
         # Columns that are added are groups of their own.
         encode_padded=encode_padded if levels == "leaf" else None,
@@ -198,6 +199,7 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
         encode,
         decode,
         "scaled_sign",
+        contracts=True,
         exposes_nonfinite=True,
         encode_padded=encode_padded,
     )
@@ -241,7 +243,7 @@ def sign(*, zero: str = "positive") -> Compressor:
         v = jnp.where(bits == 1, 1.0, -1.0)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, "sign", contracts=False)
+    return Compressor(encode, decode, "sign")
 
 
 def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:

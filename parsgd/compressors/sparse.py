@@ -123,7 +123,7 @@ def top_k(
         return _added(total, numbers(payload, total.size, key), payload.indices)
 
     if values is None:
-        return Compressor(encode, decode, "top_k", add=add)
+        return Compressor(encode, decode, "top_k", contracts=True, add=add)
     return Compressor(
         encode,
         decode,
@@ -251,7 +251,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         del key
         return _added(total, payload.values, payload.indices)
 
-    return Compressor(encode, decode, "threshold", add=add)
+    return Compressor(encode, decode, "threshold", contracts=True, add=add)
 
 
 def _check_ratio(name: str, ratio: float) -> None:

@@ -99,6 +99,5 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         decode,
         "terngrad",
         stochastic=True,
-        contracts=False,
         exposes_nonfinite=True,
     )

@@ -233,7 +233,7 @@ def _not_overridable(
         return text
     if target.partition(".")[0] == "parsgd" and not _takes(target, name):
         return f"{text} Nor does it take one that the config leaves out"
-    return f"{text} (+{key}=... hands it on all the same)"
+    return f"{text} An argument that the chosen file leaves out takes a +: +{key}=..."
 
 
 def _takes(target: str, name: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Union, get_args, get_origin
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
+from parsgd.config.choices import choices, conf_dir
 from parsgd.config.messages import nearest
 from parsgd.errors import UserError, raised_at
 from parsgd.flat import under
@@ -254,21 +255,43 @@ def _last_line(error: BaseException) -> str:
 
 
 def _wrong_arguments(place: str, target: str, error: TypeError) -> str:
-    try:
-        signature = inspect.signature(get_object(target))
-    except (ValueError, TypeError, InstantiationException, ImportError):
+    own = _arguments(target)
+    if own is None:
         return f"{place}: {target}: {error}"
-    own = [name for name in signature.parameters if name not in ("parent", "name")]
-    takes = ", ".join(own) or "no arguments"  # but for flax's own
+    takes = ", ".join(own) or "no arguments"
     if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
         text = f"{place}.{match[1]}: {target} has no such argument; it takes {takes}"
         if target.partition(".")[0] in ALLOWED:
             return text
         # Only its target was given, over the arguments of another call.
-        file = f"{place.replace('.', '/')}/NAME.yaml"
-        return (
-            f"{text}. If that argument is of the choice before, put _target_: {target} "
-            f"into FOLDER/{file} and give --config-dir FOLDER "
-            f"{place.replace('.', '/')}=NAME"
+        group = _group_of(place)
+        return text + bool(group) * (
+            f". If that argument is of the choice before, put _target_: {target} into "
+            f"FOLDER/{group}/NAME.yaml and give --config-dir FOLDER {group}=NAME"
         )
-    return f"{place}: {target}: {error}; it takes {takes}"
+    if "rngs" in own and "'rngs'" in str(error):
+        return (
+            f"{place}: {target}: {error}. A flax nnx module is made with the run's "
+            "random numbers: say _partial_: true beside its _target_"
+        )
+    return f"{place}: {target}: {error}" + bool(own) * f"; it takes {takes}"
+
+
+def _arguments(target: str) -> list[str] | None:
+    """The names that a function or class takes; None where that is unknown."""
+    try:
+        found = get_object(target)
+        names = [*inspect.signature(found).parameters]
+        if names == ["args", "kwargs"]:  # of a metaclass, as nnx modules have one
+            names = [*inspect.signature(found.__init__).parameters][1:]
+    except (ValueError, TypeError, InstantiationException, ImportError):
+        return None
+    return [name for name in names if name not in ("parent", "name")]  # flax's own
+
+
+def _group_of(place: str) -> str:
+    """The config group whose choice stands at a place, which may be inside others."""
+    parts = place.split(".")
+    groups = choices(conf_dir())
+    paths = ("/".join(parts[i:]) for i in range(len(parts)))
+    return next((path for path in paths if path in groups), "")

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes
 from parsgd.compressors.base import GROWS, why_raw
+from parsgd.compressors.checked import checked
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
@@ -238,8 +239,9 @@ def exchange(
     """An `Exchange`, checked; see there for the arguments.
 
     Raises:
-        ValueError: Options that exclude each other.
+        ValueError: No compressor, or options that exclude each other.
     """
+    compressor = checked(compressor)
     if two_sided and (compressor.sums or compressor.shared_key):
         raise ValueError(
             f"two_sided=True with {compressor.name}: its payloads are summed on the "

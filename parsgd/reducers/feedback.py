@@ -167,9 +167,10 @@ def _channel(name: str, channel: Exchange) -> Exchange:
         if code.name.startswith("qsgd"):
             more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
         raise ValueError(
-            f"{name} with {code.name}: the error of this code may be larger than what "
-            "it encodes, and feedback would let it grow without bound; use "
-            "compressed_all_reduce (feedback=none), or a code that shrinks its error: "
-            f"{', '.join(SHRINKING)}{more}"
+            f"{name} with {code.name}: the error of this code is not known to be "
+            "smaller than what it encodes (contracts=False), and feedback would let it "
+            "grow without bound; use compressed_all_reduce (feedback=none), or a code "
+            f"that shrinks its error: {', '.join(SHRINKING)}{more}; of one of your own "
+            "that does, say so with Compressor(..., contracts=True)"
         )
     return channel

@@ -84,3 +84,24 @@ def check_target(task: Task, spec: TrainState, target_accuracy: float | None) ->
             f"{', '.join(found)}, without an accuracy, so that the run would never "
             "stop at it: leave it out"
         )
+
+
+def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> None:
+    """Refuse to go on in another way with a run that has reached its target.
+
+    It would take no step, and what it did would be told as another run's.
+
+    Args:
+        record: The last before the checkpoint.
+        target_accuracy: Or None.
+
+    Raises:
+        UserError: The target is reached there.
+    """
+    accuracy = record.get("test_accuracy")
+    if None not in (accuracy, target_accuracy) and accuracy >= target_accuracy:
+        raise UserError(
+            f"target_accuracy={target_accuracy} was reached at step {record['step']}, "
+            f"by {accuracy:.4f}, so there is nothing left to run: give a higher one, "
+            "or none (null on the command line), to go on"
+        )

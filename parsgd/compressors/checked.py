@@ -1,0 +1,75 @@
+"""What a code of somebody's own does wrong, in words that name it."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from parsgd.compressors.base import Compressor, Key, Payload
+from parsgd.errors import UserError, first_line, raised_at
+
+
+def checked(compressor: Compressor) -> Compressor:
+    """The same code, whose mistakes are told when it is traced; that costs no time.
+
+    Args:
+        compressor: As given.
+
+    Raises:
+        UserError: It is no `Compressor`; or, when it is used, its functions fail,
+            encode to nothing, or decode to another shape or type.
+    """
+    if not isinstance(compressor, Compressor):
+        given = getattr(compressor, "__name__", None) or type(compressor).__name__
+        raise UserError(
+            f"compressor={given}: give a Compressor, such as "
+            "parsgd.compressors.top_k(ratio=0.01) makes, or "
+            "Compressor(encode, decode, 'my_code') of your own functions"
+        )
+    name = compressor.name
+
+    def encode(x: jax.Array, key: Key) -> Payload:
+        with _named(f"encode of {name}{_DRAWS * (key is None)}", x):
+            payload = compressor.encode(x, key)
+        if not jax.tree.leaves(payload):
+            raise UserError(
+                f"compressor {name}: encode returns no array for {_kind(x)}: return "
+                "the arrays that are to be sent, in a tuple or a dict"
+            )
+        return payload
+
+    def decode(payload: Payload, like: Any, key: Key) -> jax.Array:
+        with _named(f"decode of {name}", like):
+            out = compressor.decode(payload, like, key)
+        if _kind(out) != _kind(like):
+            raise UserError(
+                f"compressor {name}: decode returns {_kind(out)} where {_kind(like)} "
+                "was encoded: it must return an array of like's shape and dtype, as by "
+                "out.reshape(like.shape).astype(like.dtype)"
+            )
+        return out
+
+    return compressor._replace(encode=encode, decode=decode)
+
+
+_DRAWS = " (whose key is None without stochastic=True)"
+
+
+@contextlib.contextmanager
+def _named(what: str, x: Any) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{what} failed for {_kind(x)}: {type(error).__name__}: "
+            f"{first_line(error)}{raised_at(error)}"
+        ) from error
+
+
+def _kind(x: Any) -> str:
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        return f"a {type(x).__name__}"
+    return f"{x.dtype}{list(x.shape)}"
