@@ -233,3 +233,37 @@ def test_notes_under_plots_say_only_what_holds(tmp_path):
     assert alone in page and 'id="throughput-0"' in page and simulated not in page
     placed(tmp_path / "a/8", 4, 2, workers=8)
     assert simulated in report.build(tmp_path / "a").page.read_text()
+
+
+def test_workers_that_never_hear_of_each_other_are_named(tmp_path):
+    silent = {"summary": SHORT | {"bytes": 0}, "sent": 0}
+    job(tmp_path / "alone", workers=4, **silent)
+    job(tmp_path / "one", workers=1, **silent)
+    job(tmp_path / "sends", workers=2, summary=SHORT | {"bytes": 100})
+    report.build(tmp_path)
+    said = "local_sgd, workers=4: nothing is sent: each worker trains alone"
+    for text in (
+        printed(tmp_path),
+        (tmp_path / "report/table.md").read_text(),
+        (tmp_path / "report/index.html").read_text(),
+    ):
+        assert text.count(said) == 1
+
+
+def test_a_mean_over_other_data_is_named(tmp_path):
+    for seed, data in enumerate(("1a", "2b", None)):
+        job(tmp_path / str(seed), seed=seed, summary=SHORT | {"data_checksum": data})
+    assert "a mean over runs on different data" in printed(tmp_path)
+    for seed in range(2):
+        job(tmp_path / f"same/{seed}", seed=seed, summary=SHORT | {"data_checksum": 1})
+    assert "different data" not in printed(tmp_path / "same")
+
+
+def test_the_table_of_a_report_says_what_its_target_is(tmp_path):
+    for workers in (1, 2):
+        job(tmp_path / str(workers), workers=workers)
+    report.build(tmp_path, target=0.8)
+    text = (tmp_path / "report/table.md").read_text()
+    assert "- target: accuracy 0.8 (as asked)" in text
+    assert "- ±: standard error of the mean of n completed runs" in text
+    assert "sort" in text

@@ -302,8 +302,9 @@ def test_export_keeps_the_numbers(tmp_path):
     assert pl.read_parquet(tmp_path / "t.parquet").equals(frame)
     again = pl.read_csv(tmp_path / "t.csv", schema_overrides=frame.schema)
     assert again.equals(frame)
-    rows = (tmp_path / "t.md").read_text().splitlines()
+    *rows, blank, error = (tmp_path / "t.md").read_text().splitlines()
     assert len(rows) == 5 and len({row.count("|") for row in rows}) == 1
+    assert not blank and error.startswith("- ±: standard error of the mean of n")
     assert "Time to target (s)" in rows[0] and "(n=1)" in rows[2]
 
 

@@ -105,3 +105,56 @@ def test_an_untrained_model_sets_and_reaches_no_target(tmp_path):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     table = results.table(results.load(tmp_path))
     assert table["target"].to_list() == [None] and table["reached"].to_list() == [None]
+
+
+def network(folder, seed, parameters, **model):
+    """A job with a network of this size, and of it what is in the config."""
+    fake_job(folder, seed=seed)
+    record = json.loads((folder / "result.json").read_text())
+    record["summary"]["parameters"] = parameters
+    record["config"]["task"]["model"] |= model
+    (folder / "result.json").write_text(json.dumps(record))
+
+
+def test_networks_of_other_sizes_are_no_repeats(tmp_path):
+    for seed, parameters in enumerate((259, 1027)):
+        network(tmp_path / str(seed), seed, parameters)
+    table = results.table(results.load(tmp_path))
+    assert table["n"].to_list() == [1, 1]
+    assert sorted(table["parameters"].to_list()) == [259, 1027]
+
+
+def test_the_size_of_a_network_is_not_told_where_its_name_is(tmp_path):
+    for width in (16, 64):
+        for seed in (0, 1):
+            network(tmp_path / f"{width}-{seed}", seed, 10 * width, width=width)
+    table = results.table(results.load(tmp_path))
+    assert table["n"].to_list() == [2, 2] and "parameters" not in table.columns
+
+
+def test_data_files_are_tasks_of_their_own(tmp_path):
+    for name, top in (("easy", 0.98), ("hard", 0.6)):
+        task = {"_target_": "parsgd.npz", "path": f"data/{name}.npz"}
+        words = ["task=npz", f"task.path=data/{name}.npz"]
+        fake_job(tmp_path / name, task=task, overrides=words, top=top)
+    table = results.table(results.load(tmp_path))
+    assert table["task"].to_list() == ["easy", "hard"]
+    easy, hard = table["target"].to_list()
+    assert easy > 0.9 > 0.7 > hard and set(table["reached"]) == {"1 of 1"}
+    assert "task.path" not in table.columns
+
+
+def test_costs_to_the_target_have_errors(tmp_path):
+    for seed in range(3):
+        fake_job(tmp_path / str(seed), seed=seed)
+    (row,) = results.table(results.load(tmp_path), target=0.9).iter_rows(named=True)
+    for cost in ("samples", "rounds", "bytes"):
+        assert row[f"{cost}_to_target_sem"] >= 0
+    assert row["spread"] == pytest.approx(0.01)
+
+
+def test_a_value_that_was_never_known_is_left_out(tmp_path):
+    for i, steps in enumerate((110, "${steps:1.0}")):
+        task = {"_target_": "parsgd.digits", "decay_steps": steps}
+        fake_job(tmp_path / str(i), workers=i + 1, task=task)
+    assert "$" not in results.markdown(results.table(results.load(tmp_path)))

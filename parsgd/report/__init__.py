@@ -66,7 +66,7 @@ def build(
         folder.mkdir(parents=True, exist_ok=True)
         results.write_csv(subject.table, paths.csv)
         results.write_parquet(subject.table, paths.parquet)
-        results.write_markdown(subject.table, paths.markdown)
+        results.write_markdown(subject.table, paths.markdown, subject.notes)
         figures = draw(subject, folder / "figures")
         results.write_atomic(paths.page, render(subject))
     except OSError as error:

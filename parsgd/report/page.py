@@ -17,7 +17,7 @@ from parsgd.report.answer import Tile, sentences, tiles
 from parsgd.report.appendix import definitions, environment, not_counted, problems
 from parsgd.report.grid import assets, grid
 from parsgd.report.plots import LINES, about, facets, key_of, plots
-from parsgd.report.remarks import short_runs
+from parsgd.report.remarks import doubts, short_runs
 from parsgd.report.study import Part, Study, curves_of, drawn
 from parsgd.report.style import DASHES, symbols, worker_counts, workers_of
 from parsgd.results.export import no_spread
@@ -53,7 +53,7 @@ def render(study: Study) -> str:
         css=_asset("page.css"),
         subtitle=_subtitle(study),
         aside=not_counted(study),
-        answers="".join(_answer(part, len(study.parts) > 1) for part in study.parts),
+        answers=_answers(study),
         sorted=_sorted(study),
         grid=grid(study.table) + _paragraph(no_spread(study.table)),
         plots="".join(_plots(i, part, figures) for i, part in enumerate(study.parts)),
@@ -94,6 +94,12 @@ def _subtitle(study: Study) -> str:
         f"{counted(len(study.jobs), 'job')} ({ended}) of {configurations}; "
         f"{when}report made {datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
     )
+
+
+def _answers(study: Study) -> str:
+    said = [_answer(part, len(study.parts) > 1) for part in study.parts]
+    said += map(_paragraph, doubts([e.group for e in _entries(study)]))
+    return "".join(said)
 
 
 def _answer(part: Part, several: bool) -> str:

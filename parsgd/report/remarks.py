@@ -1,12 +1,95 @@
 """What a reader of the table must know, in the words of console and page alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from parsgd.results import Group
-from parsgd.results.ranking import SHORT
+import polars as pl
+
+from parsgd.results import Group, Target
+from parsgd.results.export import no_spread
+from parsgd.results.ranking import SHORT, describe_sort
 from parsgd.words import counted
 
-PAIRS = 3  # of folders that are named
+PAIRS = 3  # of folders, or of configurations, that are named
+
+
+def below(
+    table: pl.DataFrame,
+    groups: Sequence[Group],
+    goals: Mapping[str, Target],
+    sorts: Mapping[str, str],
+    sort: str | None,
+) -> list[str]:
+    """The lines that stand below a table: what its rows are, and their order.
+
+    Args:
+        table: As it is shown.
+        groups: Its configurations.
+        goals: The target of each task.
+        sorts: What the rows of each task are sorted by.
+        sort: The same as it was asked for, or None.
+    """
+    lines = [no_spread(table)]
+    if table.height > 1 and any(goal.value is not None for goal in goals.values()):
+        orders: dict[str, list[str]] = {}
+        for task, by in sorts.items():
+            orders.setdefault(by, []).append(task)
+        for by, tasks in orders.items():
+            of = f" (of {', '.join(tasks)})" if len(orders) > 1 else ""
+            lines.append(describe_sort(by) + of)
+        short = orders.get("samples", ()) if sort is None else ()
+        lines.append(short_runs(short, several=len(sorts) > 1))
+    elif sort is not None:
+        why = "one configuration" if table.height < 2 else "no accuracy to sort by"
+        lines.append(f"sort={sort} changes nothing: there is {why}")
+    for task, goal in goals.items():
+        of = f" of {task}" if len(goals) > 1 else ""
+        value = "none" if goal.value is None else f"accuracy {goal.value:g}"
+        lines += [f"target{of}: {value} ({goal.origin})", goal.caution]
+    return [*filter(None, [*lines, *doubts(groups)])]
+
+
+def doubts(groups: Sequence[Group]) -> list[str]:
+    """What in the rows may not be what one takes it for."""
+    return [*filter(None, [_alone(groups), _other_data(groups)])]
+
+
+def _alone(groups: Sequence[Group]) -> str:
+    """Rows whose workers never hear of each other."""
+    found = [
+        group.label
+        for group in groups
+        if (done := group.with_status("completed"))
+        and (group.setting("workers") or 1) > 1
+        and all(job.summary.get("bytes") == 0 for job in done)
+    ]
+    if not found:
+        return ""
+    return (
+        f"{_named(found)}: nothing is sent: each worker trains alone, and only their "
+        "average is evaluated"
+    )
+
+
+def _other_data(groups: Sequence[Group]) -> str:
+    """Rows that average runs on different data, where no seed of the task says so."""
+    found = []
+    for group in groups:
+        sums = {job.summary.get("data_checksum") for job in group.jobs} - {None}
+        seeded = "seed" in str(group.jobs[0].config.get("task"))
+        if len(sums) > 1 and not seeded:
+            found.append(group.label)
+    if not found:
+        return ""
+    return (
+        f"{_named(found)}: a mean over runs on different data (their checksums "
+        "differ). If that is not meant, tell what differs (in a script "
+        "parsgd.Recorder(..., config={...}))"
+    )
+
+
+def _named(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - PAIRS} more" if len(labels) > PAIRS else ""
+    return "; ".join(labels[:PAIRS]) + more
 
 
 def set_aside(groups: Sequence[Group]) -> str:

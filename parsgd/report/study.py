@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from parsgd.report.remarks import below
 from parsgd.report.style import Look, looks, short, workers_of
 from parsgd.results import Group, Job, Target, group, targets
 from parsgd.results.groups import mean_sem
@@ -70,6 +71,7 @@ class Study(NamedTuple):
     sorts: dict[str, str]  # what the table is sorted by, of each task
     short: list[str]  # tasks sorted by samples because their runs are short
     parts: list[Part]
+    notes: list[str]  # below the table
 
 
 def study(
@@ -98,7 +100,9 @@ def study(
         measure = _measure([g for g, _, _ in own])
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
         parts.append(Part(task, goal, measure, cost, entries))
-    return Study(jobs, table_of_groups(groups, goals, sorts), sorts, short, parts)
+    table = table_of_groups(groups, goals, sorts)
+    notes = below(table, groups, goals, sorts, sort)
+    return Study(jobs, table, sorts, short, parts, notes)
 
 
 def curve(group: Group, measure: str) -> Curve | None:

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from parsgd import results
-from parsgd.report.remarks import short_runs
+from parsgd.report.remarks import below
 from parsgd.results import COLUMNS, Job
-from parsgd.results.export import needs_loss, no_spread, plus_minus, texts
-from parsgd.results.ranking import SORTS, describe_sort, sorts_of
+from parsgd.results.export import needs_loss, plus_minus, texts
+from parsgd.results.ranking import SORTS, sorts_of
 from parsgd.results.table import table_of_groups
 from parsgd.results.varied import SAID
 from parsgd.words import MISSING
@@ -52,27 +52,8 @@ def show(
     goals, sorts = results.targets(groups, target), sorts_of(groups, sort)
     table = table_of_groups(groups, goals, sorts)
     console.print(_fitted(table, {SORTS[by] for by in sorts.values()}, console))
-    if note := no_spread(table):
-        print(note, file=console.file)
-    if table.height > 1 and any(goal.value is not None for goal in goals.values()):
-        orders: dict[str, list[str]] = {}
-        for task, by in sorts.items():
-            orders.setdefault(by, []).append(task)
-        for by, tasks in orders.items():
-            of = f" (of {', '.join(tasks)})" if len(orders) > 1 else ""
-            print(describe_sort(by) + of, file=console.file)
-        short = orders.get("samples", ()) if sort is None else ()
-        if text := short_runs(short, several=len(sorts) > 1):
-            print(text, file=console.file)
-    elif sort is not None:
-        why = "one configuration" if table.height < 2 else "no accuracy to sort by"
-        print(f"sort={sort} changes nothing: there is {why}", file=console.file)
-    for task, goal in goals.items():
-        of = f" of {task}" if len(goals) > 1 else ""
-        value = "none" if goal.value is None else f"accuracy {goal.value:g}"
-        print(f"target{of}: {value} ({goal.origin})", file=console.file)
-        if goal.caution:
-            print(goal.caution, file=console.file)
+    for line in below(table, groups, goals, sorts, sort):
+        print(line, file=console.file)
 
 
 def _fitted(table: pl.DataFrame, dear: Collection[str], console: Console) -> Table:

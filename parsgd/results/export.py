@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,10 @@ from parsgd.words import MISSING, decimals, number
 _HIDDEN = {
     "accuracy_sem",
     "seconds_to_target_sem",
+    "samples_to_target_sem",
+    "rounds_to_target_sem",
+    "bytes_to_target_sem",
+    "spread",
     "n",
     "target",
     "worker_batch",
@@ -22,6 +27,7 @@ _HIDDEN = {
     "folders",
 }
 _OPTIONAL = {"task", "reason", "test_loss", "placement"}
+ERROR = "±: standard error of the mean of n completed runs, one per seed"
 _ERRORS = ("accuracy_sem", "seconds_to_target_sem")
 
 
@@ -37,10 +43,18 @@ def write_parquet(table: pl.DataFrame, path: str | Path) -> None:
     write_atomic(path, buffer.getvalue())
 
 
-def write_markdown(table: pl.DataFrame, path: str | Path) -> None:
-    """Write the readable columns as a Markdown table, and what a ± 0 in it means."""
-    note = no_spread(table)
-    write_atomic(path, markdown(table) + (f"\n{note}\n" if note else ""))
+def write_markdown(
+    table: pl.DataFrame, path: str | Path, notes: Sequence[str] = ()
+) -> None:
+    """Write the readable columns as a Markdown table.
+
+    Args:
+        table: As `table` returns it.
+        path: The file.
+        notes: What to say below it; what a ± means is said in any case.
+    """
+    lines = [ERROR, *(notes or filter(None, [no_spread(table)]))]
+    write_atomic(path, "\n".join([markdown(table), *(f"- {x}" for x in lines), ""]))
 
 
 def markdown(table: pl.DataFrame) -> str:

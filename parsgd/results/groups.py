@@ -15,6 +15,7 @@ from parsgd.results.varied import (
     choice_of,
     identity,
     settings,
+    task_of,
     value_of,
     varying,
 )
@@ -55,7 +56,7 @@ def group(jobs: Iterable[Job]) -> list[Group]:
         members.setdefault(identity(config), (config, []))[1].append(job)
     by_task: dict[str, list[tuple[dict[str, Any], list[Job]]]] = {}
     for config, same in members.values():
-        by_task.setdefault(choice_of(same[0], "task"), []).append((config, same))
+        by_task.setdefault(task_of(same[0]), []).append((config, same))
     return [
         made for task, sets in by_task.items() for made in _groups_of_task(task, sets)
     ]

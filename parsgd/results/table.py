@@ -51,12 +51,15 @@ COLUMNS = {
     "samples_to_target": Column(
         "Samples to target", "", _F, f"samples of all workers; {_TO}"
     ),
+    "samples_to_target_sem": Column("Samples to target ±", "", _F, _SEM),
     "rounds_to_target": Column(
         "Rounds to target", "", _F, f"synchronisation rounds; {_TO}"
     ),
+    "rounds_to_target_sem": Column("Rounds to target ±", "", _F, _SEM),
     "bytes_to_target": Column(
         "Bytes to target", "B", _F, f"bytes sent by one worker; {_TO}"
     ),
+    "bytes_to_target_sem": Column("Bytes to target ±", "B", _F, _SEM),
     "reached": Column(
         "Reached",
         "",
@@ -78,6 +81,13 @@ COLUMNS = {
         _F,
         "bytes of an all-reduce of the gradients every step, over the bytes sent, in "
         "the whole run",
+    ),
+    "spread": Column(
+        "Spread",
+        "",
+        _F,
+        "rms distance of the workers' parameters to their mean before the last "
+        "synchronisation, over the norm of the mean; mean over n runs",
     ),
     "placement": Column(
         "Placement",
@@ -152,6 +162,9 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
     hits = [line for job in judged if (line := reached(job, target)) is not None]
     accuracy, accuracy_sem = mean_sem(_known(finals, "test_accuracy"))
     seconds, seconds_sem = mean_sem(_known(hits, "seconds"))
+    samples, samples_sem = mean_sem(_known(hits, "samples"))
+    rounds, rounds_sem = mean_sem(_known(hits, "round"))
+    size, size_sem = mean_sem(_known(hits, "bytes"))
     summaries = [job.summary for job in done]
     return {
         "strategy": g.strategy,
@@ -165,14 +178,18 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
         "target": target,
         "seconds_to_target": seconds,
         "seconds_to_target_sem": seconds_sem,
-        "samples_to_target": mean_sem(_known(hits, "samples"))[0],
-        "rounds_to_target": mean_sem(_known(hits, "round"))[0],
-        "bytes_to_target": mean_sem(_known(hits, "bytes"))[0],
+        "samples_to_target": samples,
+        "samples_to_target_sem": samples_sem,
+        "rounds_to_target": rounds,
+        "rounds_to_target_sem": rounds_sem,
+        "bytes_to_target": size,
+        "bytes_to_target_sem": size_sem,
         "reached": f"{len(hits)} of {len(judged)}" if judged and target else None,
         "train_seconds": mean_sem(_known(summaries, "train_seconds"))[0],
         "samples_per_second": mean_sem(_known(summaries, "samples_per_second"))[0],
         "bytes_per_round": mean_sem(_known(summaries, "bytes_per_round"))[0],
         "dense_over_sent": mean_sem(list(filter(None, map(_ratio, summaries))))[0],
+        "spread": mean_sem(_known(finals, "spread"))[0],
         "placement": _placement(g.jobs),
         "status": _status(g.jobs),
         "reason": "; ".join(dict.fromkeys(j.reason for j in g.jobs if j.reason))

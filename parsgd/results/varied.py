@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from parsgd.flat import UNSTORED, leaves, under
@@ -13,6 +14,8 @@ _OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
 RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
 PROCESSES = "processes"  # of runs of several: their seconds are of another kind
 SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
+PARAMETERS = "parameters"  # of the model: where nothing else tells networks apart
+FILES = ("csv", "npz", "text")  # tasks whose data are whatever file they are given
 
 
 def overrides(job: Job) -> dict[str, str]:
@@ -32,6 +35,13 @@ def choice_of(job: Job, name: str) -> str:
         target = next(filter(None, named), "unknown")
         return str(target).rpartition(".")[2]
     return str(config) if config is not None else "unknown"
+
+
+def task_of(job: Job) -> str:
+    """The name of a job's task: of data in files of the user's own, the file's."""
+    choice = choice_of(job, "task")
+    path = _found(job.config, "task.path")
+    return Path(path).stem if choice in FILES and isinstance(path, str) else choice
 
 
 def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
@@ -76,6 +86,8 @@ def value_of(job: Job, key: str) -> Any:
     """What a job has for a key of `varying`, as it was asked for or as configured."""
     if key in SAID:
         return _said(job, key)
+    if key == PARAMETERS:
+        return job.summary.get(key)
     asked = overrides(job).get(key)
     if asked is None:
         value = _found(job.config, key)
@@ -84,6 +96,8 @@ def value_of(job: Job, key: str) -> Any:
             return choice_of(job, key)
         if key == "schedule" and value is None:
             return "constant"  # the choice that is null
+        if str(value).startswith("${"):
+            return None  # of a job that ended before it was known
         return json.dumps(value) if isinstance(value, list) else value
     try:
         return int(asked)
@@ -102,6 +116,9 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     the seed again wherever a call takes it. One job alone cannot tell such a seed from
     a constant that happens to be equal, so it counts as repeated only where it follows
     the seed in all jobs that are otherwise alike.
+
+    Added is the number of the model's parameters, where it alone tells jobs apart, as
+    those of a script that does not say which networks it compares.
     """
     found = [_settings(job) for job in jobs]
     alike: dict[str, list[int]] = {}
@@ -116,6 +133,12 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
                     del found[i][key]
     for config in found:
         config.pop("seed", None)
+    sizes: dict[str, set[Any]] = {}
+    for job, config in zip(jobs, found, strict=True):
+        sizes.setdefault(identity(config), set()).add(job.summary.get(PARAMETERS))
+    if any(len(known - {None}) > 1 for known in sizes.values()):
+        for job, config in zip(jobs, found, strict=True):
+            config[PARAMETERS] = job.summary.get(PARAMETERS)
     return found
 
 
