@@ -15,8 +15,9 @@ all-to-all       ``(W-1)/W n``            bytes of the whole array
 permute          ``S/W n``                bytes of the array, which S of W workers send
 ===============  =======================  ==========================================
 
-Loops multiply by their length. Nothing is declared by an algorithm, so a user's own is
-counted as truly as a built-in one.
+Loops multiply by their length. What nothing uses is not counted, for the compiler drops
+it; of a ``lax.cond`` the branch that sends most is. Nothing is declared by an
+algorithm, so a user's own is counted as truly as a built-in one.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +27,11 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from parsgd.comm import DEVICES
+
+BRANCHES = (
+    "bytes are the most that a worker may send: of branches (lax.cond) the one that "
+    "sends most is counted in every round"
+)
 
 
 class Message(NamedTuple):
@@ -37,6 +43,7 @@ class Message(NamedTuple):
         shape: Shape of the operand.
         count: How often it runs.
         bytes: Bytes sent per worker, all runs together.
+        at_most: Whether it is in a branch, where another one sends less.
     """
 
     collective: str
@@ -44,6 +51,7 @@ class Message(NamedTuple):
     shape: tuple[int, ...]
     count: int
     bytes: float
+    at_most: bool = False
 
 
 class Traffic(NamedTuple):
@@ -55,6 +63,11 @@ class Traffic(NamedTuple):
     def bytes(self) -> float:
         """Bytes sent per worker."""
         return sum(m.bytes for m in self.messages)
+
+    @property
+    def at_most(self) -> bool:
+        """Whether it may be less, as the program's branches go."""
+        return any(m.at_most for m in self.messages)
 
     @property
     def calls(self) -> dict[str, int]:
@@ -110,7 +123,7 @@ def _axis_names(params: dict) -> tuple:
 
 def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
     found: list[Message] = []
-    for eqn in jaxpr.eqns:
+    for eqn in _used(jaxpr):
         name, params = eqn.primitive.name, eqn.params
         if DEVICES in _axis_names(params) and name != "axis_index":
             kind = _counted(name, workers, params)
@@ -123,7 +136,10 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
         elif name == "cond":
             # Which branch runs is not known here: the one that sends most counts.
             branches = [_walk(b.jaxpr, workers, times) for b in params["branches"]]
-            found += max(branches, key=lambda ms: sum(m.bytes for m in ms))
+            sizes = [sum(m.bytes for m in branch) for branch in branches]
+            most = branches[sizes.index(max(sizes))]
+            unequal = min(sizes) < max(sizes)
+            found += [m._replace(at_most=m.at_most or unequal) for m in most]
         else:
             inner = times * params["length"] if name == "scan" else times
             subs = [s for v in params.values() for s in _jaxprs(v)]
@@ -136,6 +152,19 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
                 )
             found += messages
     return found
+
+
+def _used(jaxpr: Jaxpr) -> list[Any]:
+    """The equations that an output, or an effect such as printing, depends on."""
+    wanted = {id(var) for var in jaxpr.outvars}
+    found = []
+    for eqn in reversed(jaxpr.eqns):
+        # That of being on a named axis is every collective's.
+        effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
+        if effects or any(id(var) in wanted for var in eqn.outvars):
+            found.append(eqn)
+            wanted |= {id(var) for var in eqn.invars}
+    return found[::-1]
 
 
 def _jaxprs(value: Any) -> list[Jaxpr]:

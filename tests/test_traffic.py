@@ -146,3 +146,56 @@ def test_unknown_trip_count_is_refused():
 
     with pytest.raises(ValueError, match="unknown number of times"):
         traffic.trace(fn, 2, jnp.zeros(3))
+
+
+def test_what_nothing_uses_is_not_counted():
+    def ring(x):
+        left, right = comm.shift(x, 1), comm.shift(x, -1)
+        return left + (x if comm.world() == 2 else right)
+
+    x = jnp.zeros(100)
+    assert traffic.trace(ring, 2, x).bytes == 400
+    assert traffic.trace(ring, 3, x).bytes == 800
+    loop = lambda x: jax.lax.fori_loop(0, 3, lambda _, x: ring(x), x)
+    assert traffic.trace(loop, 2, x).bytes == 1200
+
+    def printing(x):
+        jax.debug.print("{}", comm.mean(x)[0])
+        return x
+
+    assert traffic.trace(printing, 2, x).bytes == 400
+
+
+def test_bytes_of_unequal_branches_are_the_most():
+    def seldom(step, x):
+        return jax.lax.cond(step & (step - 1) == 0, comm.mean, lambda x: x, x)
+
+    sent = traffic.trace(seldom, 2, jnp.int32(0), jnp.zeros(100))
+    assert sent.bytes == 400 and sent.at_most
+
+    def either(step, x):
+        return jax.lax.cond(step == 0, comm.mean, lambda x: comm.mean(-x), x)
+
+    assert not traffic.trace(either, 2, jnp.int32(0), jnp.zeros(100)).at_most
+
+    def sync(params, state):
+        params = seldom(state["round"], params)
+        return params, {**state, "round": state["round"] + 1}
+
+    local = parsgd.local_sgd(optax.sgd(0.1))
+    init = lambda params: {"round": jnp.int32(1), "local": local.init(params)}
+
+    def step(grads, state, params):
+        params, inner = local.local(grads, state["local"], params)
+        return params, {**state, "local": inner}
+
+    said = []
+
+    class Lines(parsgd.Observer):
+        def start(self, summary, lines):
+            said.extend(lines)
+
+    strategy = parsgd.Strategy(init, step, sync)
+    sizes = {"workers": 2, "worker_batch": 4, "samples": 32, "local_steps": 2}
+    parsgd.fit(tiny(), strategy, evaluations=1, observer=Lines(), **sizes)
+    assert traffic.BRANCHES in said

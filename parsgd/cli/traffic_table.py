@@ -12,7 +12,7 @@ from parsgd.config.objects import Built, plan_of
 from parsgd.core import phases
 from parsgd.progress import compare, per_round
 from parsgd.reducers.paths import Leaf, noted
-from parsgd.traffic import Traffic
+from parsgd.traffic import BRANCHES, Traffic
 from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine
 from parsgd.training.segments import Segment, segments
@@ -55,6 +55,8 @@ def show(built: Built, console: Console | None = None) -> None:
         console.print(_table(found, f"one worker, {when}, {steps} each"))
         text = compare(found.bytes, dense * part.local_steps, when, calls=found.calls)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if found.at_most:
+            console.print(BRANCHES, markup=False, highlight=False, soft_wrap=True)
         if leaves and leaves != told:
             console.print(_arrays(leaves))
             told = leaves

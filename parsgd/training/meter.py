@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.filesize import decimal
 
+from parsgd.traffic import BRANCHES
 from parsgd.training.engine import Engine, Outcome
 from parsgd.training.faults import first_at_fault
 from parsgd.training.plan import Plan
@@ -39,6 +40,7 @@ class Meter:
         self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
         found = {kind: engine.traffic(*kind) for kind in kinds}
         self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
+        self._at_most = any(traffic.at_most for traffic in found.values())
         self._parts = parts
         self._earlier: Sequence[Sequence[int]] = ()
         self._calls = found[self._main].calls
@@ -178,17 +180,13 @@ class Meter:
         """Lines on what few would expect of a run."""
         workers = self._engine.placement.workers
         if workers > 1 and not any(self._sent.values()):
-            return [
-                f"nothing is sent: each of the {workers} workers trains alone, and "
-                "only their average is evaluated"
-            ]
-        size = self._engine.worker.readout_bytes(self._main[0])
-        if size:
-            return [
-                "workers stay apart between rounds: what is evaluated comes of "
-                f"{decimal(round(size))} more from each worker, which are not counted"
-            ]
-        return []
+            alone = f"nothing is sent: each of the {workers} workers trains alone, and "
+            return [f"{alone}only their average is evaluated"]
+        lines = [BRANCHES] if self._at_most else []
+        if size := self._engine.worker.readout_bytes(self._main[0]):
+            more = f"{decimal(round(size))} more from each, which are not counted"
+            lines.append(f"workers stay apart: an evaluation averages them, {more}")
+        return lines
 
     def finish(self) -> None:
         """A run that ends on a loss that is not finite has diverged too."""
