@@ -11,6 +11,7 @@ import yaml
 from command_line import command  # noqa: F401
 from fake_jobs import fake_job
 from resumes import stored
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from test_checkpoint_folders import pytestmark  # noqa: F401
 from tiny import tiny
@@ -185,6 +186,12 @@ def test_F1_exported_model_scores_as_in_training(run, command):  # noqa: F811
     assert "over 4 cpu devices" in out
     assert command("export", "run")[0] == 0
     named = load_file(run / "export" / "model.safetensors")
+    assert command("export", "run", "out=again")[0] == 0
+    twice = [run.parent / "again", run / "export"]
+    assert len({(file / "model.safetensors").read_bytes() for file in twice}) == 1
+    with safe_open(run / "export" / "model.safetensors", "numpy") as file:
+        about = json.loads(file.metadata()["parsgd"])
+    assert about["task"] == "digits" and about["config"]["workers"] == 2
     assert {name.partition("/")[0] for name in named} == {"params"}
     meta, kept = stored(run / "checkpoints")
     assert {*named} == {name for name in kept if name.startswith("params/")}

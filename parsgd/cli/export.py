@@ -203,11 +203,13 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
     }
     about = {
         "task": model.task.name,
-        "step": str(model.step),
-        "config": json.dumps(model.config),
+        "step": model.step,
+        "config": model.config,
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
+        # One entry, for the library writes several in any order: a model is one file.
+        about = {"parsgd": json.dumps(about, sort_keys=True)}
         save_file(named, out / "model.safetensors", metadata=about)
         # Process 0 writes it alone; Orbax would wait for the others.
         alone = ocp.options.MultiprocessingOptions(active_processes={0})

@@ -99,7 +99,9 @@ def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> 
         UserError: The target is reached there.
     """
     accuracy = record.get("test_accuracy")
-    if None not in (accuracy, target_accuracy) and accuracy >= target_accuracy:
+    if accuracy is None or target_accuracy is None:
+        return
+    if accuracy >= target_accuracy:
         raise UserError(
             f"target_accuracy={target_accuracy} was reached at step {record['step']}, "
             f"by {accuracy:.4f}, so there is nothing left to run: give a higher one, "
