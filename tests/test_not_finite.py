@@ -75,6 +75,15 @@ def test_G1_G4_a_diverged_run_names_the_first_worker(bad_rounds):
     assert run.reason.endswith("; first that of worker 2, at step 5")
 
 
+def test_what_a_sync_spoils_is_told():
+    method = parsgd.local_sgd(optax.sgd(0.1))
+    spoils = lambda params, state: (jax.tree.map(lambda x: x / 0, params), state)
+    sizes = SIZES | {"local_steps": 3, "rounds": 4}
+    run = parsgd.fit(tiny(), method._replace(sync=spoils), max_bad_rounds=1, **sizes)
+    said = "; that of all workers at step 4, the first after a sync"
+    assert run.status == "diverged" and run.reason.endswith(said)
+
+
 def test_G1_nobody_is_named_where_all_fail_at_once():
     run = parsgd.fit(
         tiny(), parsgd.sync_sgd(optax.sgd(float("inf"))), evaluations=1, **SIZES

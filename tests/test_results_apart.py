@@ -9,6 +9,7 @@ import pytest
 
 from parsgd import results
 from parsgd.errors import UserError
+from parsgd.report.terminal import naming
 
 fake_job = importlib.import_module("fake_jobs").fake_job
 
@@ -158,3 +159,16 @@ def test_a_value_that_was_never_known_is_left_out(tmp_path):
         task = {"_target_": "parsgd.digits", "decay_steps": steps}
         fake_job(tmp_path / str(i), workers=i + 1, task=task)
     assert "$" not in results.markdown(results.table(results.load(tmp_path)))
+
+
+def test_what_a_column_says_anyway_has_none_of_its_own(tmp_path):
+    for rate in (0.1, 0.5):
+        network(tmp_path / str(rate), 0, 10)
+        file = tmp_path / str(rate) / "result.json"
+        record = json.loads(file.read_text())
+        record["config"]["learning_rate"] = record["summary"]["learning_rate"] = rate
+        file.write_text(json.dumps(record))
+    table = results.table(results.load(tmp_path))
+    assert sorted(table["learning_rate"].to_list()) == [0.1, 0.5]
+    assert "learning_rate (varied)" not in table.columns
+    assert "learning_rate" in naming(table)

@@ -101,7 +101,6 @@ def test_conservation_contraction_and_bytes(x, ratio, name):
     want = 4 * k
     if name != "random_k":
         want += oracles.index_bytes(k, x.size)
-    want += 4 * (name == "threshold")
     assert sum(p.nbytes for p in jax.tree.leaves(payload)) == want
     assert payload_bytes(code, x) == want
     # An entry is sent whole or not at all: nothing is rounded.
@@ -167,9 +166,8 @@ def test_threshold_sends_what_reaches_it_as_far_as_there_is_room(tau, sent):
     payload, got = there_and_back(code, x)
     want, count = oracles.threshold(x, tau, 0.1)
     np.testing.assert_array_equal(got, want)
-    assert int(payload.count) == count == np.count_nonzero(got)
+    assert count == np.count_nonzero(got)
     assert sent is None or count == sent
-    assert payload.count.dtype == jnp.int32
 
 
 def test_threshold_includes_tau_itself():
@@ -226,7 +224,7 @@ def test_traffic_is_the_formula():
     for code, want in (
         (top_k(ratio=0.02), 3 * (4 * 60 + index)),
         (random_k(ratio=0.02), 2 * 3 / 4 * 4 * 60),
-        (threshold(tau=1.0, capacity_ratio=0.02), 3 * (4 * 60 + index + 4)),
+        (threshold(tau=1.0, capacity_ratio=0.02), 3 * (4 * 60 + index)),
     ):
         reducer = compressed_all_reduce(code)
         step = lambda g, r=reducer: r.update(g, r.init(g))[0]

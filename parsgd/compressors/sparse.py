@@ -33,12 +33,10 @@ class Sparse(NamedTuple):
         values: What is sent of the chosen entries, in the order of their indices:
             ``float32 [k]``, or the payload of another code for that array.
         indices: `pack_indices` of them, ``uint8``; None if all entries are sent.
-        count: `threshold`: how many of the k are entries and not filling, ``int32``.
     """
 
     values: Any
     indices: jax.Array | None
-    count: jax.Array | None = None
 
 
 class RandomK(NamedTuple):
@@ -209,7 +207,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         capacity_ratio: k / n, above 0 and at most 1; k is rounded, and at least 1.
 
     Returns:
-        A compressor of ``4 k + index_bytes(k, n) + 4`` bytes; see `top_k`.
+        A compressor of ``4 k + index_bytes(k, n)`` bytes; see `top_k`.
 
     Raises:
         ValueError: ``tau`` negative or not finite; ``capacity_ratio`` outside (0, 1].
@@ -220,8 +218,6 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         >>> code = threshold(tau=2.0, capacity_ratio=0.75)
         >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
         >>> payload = code.encode(v, None)
-        >>> int(payload.count)
-        2
         >>> code.decode(payload, v, None)
         Array([-5.,  0.,  0.,  2.], dtype=float32)
 
@@ -240,8 +236,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         index = largest(v, kept(capacity_ratio, v.size))
         chosen = v[index]
         reach = ~(jnp.abs(chosen) < tau)  # NaN too
-        count = jnp.sum(reach, dtype=jnp.int32)
-        return Sparse(jnp.where(reach, chosen, 0), _packed(index, v.size), count)
+        return Sparse(jnp.where(reach, chosen, 0), _packed(index, v.size))
 
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
         del key

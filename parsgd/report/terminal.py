@@ -81,7 +81,8 @@ def naming(table: pl.DataFrame) -> list[str]:
     """The columns that tell the configurations apart, and the workers in any case."""
     names = ["strategy"]
     varied = [name for name in table.columns if name not in COLUMNS]
-    for name in ("task", *varied, "workers", "local_steps", "global_batch"):
+    sizes = ("workers", "local_steps", "global_batch", "learning_rate")
+    for name in ("task", *varied, *sizes):
         longer = [*names, name]
         differ = table.select(longer).n_unique() > table.select(names).n_unique()
         if name == "workers" or name in SAID or differ:

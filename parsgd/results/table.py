@@ -133,7 +133,12 @@ def table_of_groups(
     sorts: Mapping[str, str] | None,
 ) -> pl.DataFrame:
     """`table`, for jobs that are grouped already; ``sorts=None`` keeps their order."""
-    varied = list(dict.fromkeys(key for g in groups for key in g.varied))
+    own = [_row(g, goals[g.task].value) for g in groups]
+    varied = [
+        key
+        for key in dict.fromkeys(key for g in groups for key in g.varied)
+        if not _is_column(key, groups, own)
+    ]
     # A varied key may spell like a column or its title: the column keeps its name.
     taken = {*COLUMNS, *(column.title for column in COLUMNS.values())}
     names: dict[str, str] = {}
@@ -143,8 +148,8 @@ def table_of_groups(
             names[key] += " (varied)"
         taken.add(names[key])
     rows: list[dict[str, Any]] = [
-        _row(g, goals[g.task].value) | {names[key]: g.varied.get(key) for key in varied}
-        for g in groups
+        row | {names[key]: g.varied.get(key) for key in varied}
+        for g, row in zip(groups, own, strict=True)
     ]
     if sorts is not None:
         rows.sort(key=lambda row: rank(row, sorts[row["task"]]))
@@ -153,6 +158,14 @@ def table_of_groups(
     series += [_series(name, [r[name] for r in rows]) for name in names.values()]
     series += [pl.Series(k, [r[k] for r in rows], COLUMNS[k].dtype) for k in tail]
     return pl.DataFrame(series)
+
+
+def _is_column(key: str, groups: Sequence[Group], rows: Sequence[dict]) -> bool:
+    """Whether a column has what a varied key says, as a script's learning rate."""
+    said = [
+        (g.varied.get(key), row.get(key)) for g, row in zip(groups, rows, strict=True)
+    ]
+    return key in COLUMNS and all(value in (None, known) for value, known in said)
 
 
 def _row(g: Group, target: float | None) -> dict[str, Any]:

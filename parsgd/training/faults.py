@@ -51,7 +51,7 @@ class Skipped:
 
 
 def first_at_fault(losses: np.ndarray, before: int) -> str:
-    """Whose loss was not finite first, if not everybody's.
+    """Whose loss was not finite first; of everybody's, whether a sync made them so.
 
     Args:
         losses: Of a round, ``[W, H]``.
@@ -61,5 +61,7 @@ def first_at_fault(losses: np.ndarray, before: int) -> str:
     first = int(bad.any(axis=0).argmax())
     workers = np.flatnonzero(bad[:, first])
     if len(workers) == len(bad):
+        if first == 0 < before and min(losses.shape) > 1:
+            return f"; that of all workers at step {before + 1}, the first after a sync"
         return ""  # they share the parameters, or the batch, that made it so
     return f"; first that of worker {workers[0]}, at step {before + first + 1}"
