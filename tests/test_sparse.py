@@ -163,7 +163,7 @@ def test_infinity_is_sent_and_spoils_nothing_else():
 def test_threshold_sends_what_reaches_it_as_far_as_there_is_room(tau, sent):
     x = normal((10, 50))
     code = threshold(tau=tau, capacity_ratio=0.1)
-    payload, got = there_and_back(code, x)
+    _, got = there_and_back(code, x)
     want, count = oracles.threshold(x, tau, 0.1)
     np.testing.assert_array_equal(got, want)
     assert count == np.count_nonzero(got)
