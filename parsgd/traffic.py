@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.interpreters import partial_eval
 
 from parsgd.comm import DEVICES
 
@@ -123,7 +124,7 @@ def _axis_names(params: dict) -> tuple:
 
 def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
     found: list[Message] = []
-    for eqn in _used(jaxpr):
+    for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
         if DEVICES in _axis_names(params) and name != "axis_index":
             kind = _counted(name, workers, params)
@@ -152,19 +153,6 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
                 )
             found += messages
     return found
-
-
-def _used(jaxpr: Jaxpr) -> list[Any]:
-    """The equations that an output, or an effect such as printing, depends on."""
-    wanted = {id(var) for var in jaxpr.outvars}
-    found = []
-    for eqn in reversed(jaxpr.eqns):
-        # That of being on a named axis is every collective's.
-        effects = [e for e in eqn.effects if type(e).__name__ != "NamedAxisEffect"]
-        if effects or any(id(var) in wanted for var in eqn.outvars):
-            found.append(eqn)
-            wanted |= {id(var) for var in eqn.invars}
-    return found[::-1]
 
 
 def _jaxprs(value: Any) -> list[Jaxpr]:
@@ -218,5 +206,7 @@ def trace(fn: Callable, workers: int, *args: Any) -> Traffic:
     """
     if workers == 1:
         return Traffic(())
-    closed = jax.make_jaxpr(fn, axis_env=[(DEVICES, workers)])(*args)
-    return Traffic(tuple(_walk(closed.jaxpr, workers, 1)))
+    whole = jax.make_jaxpr(fn, axis_env=[(DEVICES, workers)])(*args).jaxpr
+    # Without what no output depends on, in loops and inner functions too.
+    used, _ = partial_eval.dce_jaxpr(whole, [True] * len(whole.outvars))
+    return Traffic(tuple(_walk(used, workers, 1)))

@@ -19,7 +19,13 @@ from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.checks import check_run, check_target, refuse_reached
 from parsgd.training.engine import Engine
-from parsgd.training.loop import Evaluation, Loop, earlier_workers, resumed_plan
+from parsgd.training.loop import (
+    Evaluation,
+    Loop,
+    earlier_workers,
+    resumed_plan,
+    resumed_steps,
+)
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer, check_observer
 from parsgd.training.plan import make_plan
@@ -180,7 +186,13 @@ def fit(
     run = None
     try:
         with keeping(checkpoints) as keeper:
-            keeper.look(facts)
+            before = keeper.look(facts)
+            if before and (
+                keeper.lines
+                or resumed_steps(plan, before, in_rounds) != before["steps"]
+            ):
+                # Before anything in the folder has another name.
+                refuse_reached(before["history"][-1], target_accuracy)
             engine = Engine(
                 task,
                 schedule,
@@ -195,13 +207,10 @@ def fit(
             if resumed:
                 earlier = earlier_workers(resumed.meta, plan.order.workers)
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
-                before = resumed.meta["steps"]
-                other = resumed.meta["workers"] != plan.order.workers
-                if other or plan.steps != before:
-                    refuse_reached(resumed.meta["history"][-1], target_accuracy)
-                if plan.steps != before:
+                if plan.steps != resumed.meta["steps"]:
                     keeper.lines.append(
-                        f"the run ends at step {plan.steps}, not {before}"
+                        f"the run ends at step {plan.steps}, not "
+                        f"{resumed.meta['steps']}"
                     )
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)

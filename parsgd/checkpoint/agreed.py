@@ -18,17 +18,17 @@ class Unreadable(Exception):
     """A process cannot read a checkpoint, so all go on from another."""
 
 
-class LengthLost(FolderError):
-    """The length of a run was taken from a checkpoint that cannot be read.
+class CheckpointLost(UserError):
+    """A run was planned from a checkpoint that cannot be read.
 
-    So may have been what has changed since. It is set aside, so a config that is built
-    anew gets both from the one before.
+    So may be its length, and what has changed since. It is set aside: a config that is
+    built anew gets both from the one before.
     """
 
     def __init__(self, lines: Sequence[str], step: int):
         super().__init__(
-            f"{'; '.join(lines)}; the length of this run was taken from there: repeat "
-            f"the command, which goes on from step {step}"
+            f"{'; '.join(lines)}; this run was planned from there: repeat the command, "
+            f"which goes on from step {step}"
         )
         self.lines = lines
 

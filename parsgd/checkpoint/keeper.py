@@ -15,7 +15,7 @@ import jax
 from parsgd import cluster
 from parsgd.checkpoint import differences, leaves, resize
 from parsgd.checkpoint.agreed import (
-    LengthLost,
+    CheckpointLost,
     Unreadable,
     by_all,
     by_the_first,
@@ -102,7 +102,7 @@ class _Saving(Keeper):
         self._asked: int = 0  # the signal that asked this process to end
         self._late = False
 
-    def look(self, facts: Mapping[str, Any]) -> None:
+    def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
         self._facts = facts
         steps = self.store.steps()
         # A step that is named must be there; else a run may be at its start.
@@ -117,16 +117,16 @@ class _Saving(Keeper):
             old, new = meta["facts"], self._facts
             if meta["config"] and self.settings.config:
                 # It tells more; only what is in the data files it does not know.
-                self.lines += differences.moved_phases(
-                    old["phases"], new["phases"], meta["step"]
-                )
+                phases = old["phases"], new["phases"]
+                self.lines += differences.moved_phases(*phases, meta["step"])
                 of_data = ("examples", "data_checksum")
                 old = meta["config"] | {key: old[key] for key in of_data}
                 new = {**self.settings.config, **{key: new[key] for key in of_data}}
             self.lines += differences.allowed(
                 old, new, force=self.settings.force, folder=self._folder
             )
-            return
+            return meta
+        return None
 
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
         steps = self.store.steps()
@@ -155,19 +155,19 @@ class _Saving(Keeper):
         self, found: Resumed, unreadable: Mapping[int, str], newer: Sequence[int]
     ) -> None:
         meta = found.meta
-        warnings = [
+        told = [
             f"warning: the checkpoint of step {step} cannot be read ({why}); it is "
             "kept under another name"
             for step, why in unreadable.items()
         ]
         aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
         self.store.set_aside(aside)
-        if warnings and self.settings.config:
-            raise LengthLost(warnings, meta["step"])
-        self.lines += warnings
         if newer:
             kept = ", ".join(f"{step}{REPLACED}" for step in newer)
-            self.lines.append(f"checkpoints after it are kept as {kept}")
+            told.append(f"checkpoints after it are kept as {kept}")
+        if unreadable and self.settings.config:
+            raise CheckpointLost(told, meta["step"])
+        self.lines += told
         self.lines.append(
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
             f"{self._folder}"

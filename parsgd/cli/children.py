@@ -60,7 +60,7 @@ def lose(
 
 
 def _store(folder: Path, config: Any, why: str) -> None:
-    from parsgd.cli.job import as_stored
+    from parsgd.config.objects import as_stored
 
     job = results.read_job(folder)  # whatever there is of it
     if job.status in DONE:  # it was killed after its end, or before it began anew

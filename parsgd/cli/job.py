@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
-from parsgd.checkpoint.agreed import LengthLost
+from parsgd.checkpoint.agreed import CheckpointLost
 from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
@@ -23,11 +22,10 @@ from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
 from parsgd.cluster.alike import check_alike
-from parsgd.config.objects import Built, build, resolved, task_of
+from parsgd.config.objects import Built, as_stored, build, task_of
 from parsgd.config.targets import ALLOWED
 from parsgd.data.checksum import data_checksum
 from parsgd.errors import FolderError, UserError, reason_of
-from parsgd.flat import UNSTORED
 from parsgd.progress import Progress
 from parsgd.recorder import measured
 from parsgd.results.writing import RESULT
@@ -132,16 +130,22 @@ def _run_job(
             recorder.say(
                 "its config or data have changed, or it did not end: it is run again"
             )
-        checkpoints = saving.checkpoints(cfg, folder, overrides)
         try:
-            outcome, found = _train(built, recorder, checkpoints)
-        except LengthLost as lost:
-            recorder.say("\n".join(lost.lines))
+            outcome, found = _train(
+                built, recorder, saving.checkpoints(cfg, folder, overrides)
+            )
+        except CheckpointLost as error:
+            lost = error.lines
+        else:
+            lost = []
+        if lost:  # not in the clause above, where the first try's arrays still are
+            recorder.say("\n".join(lost))
             # What could not be read, and what was newer than it, is set aside.
             cfg.checkpoint.step = NEWEST
             built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
-            checkpoints = saving.checkpoints(cfg, folder, overrides)
-            outcome, found = _train(built, recorder, checkpoints)
+            outcome, found = _train(
+                built, recorder, saving.checkpoints(cfg, folder, overrides)
+            )
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
@@ -268,27 +272,6 @@ def _train(
     found = measured(run)
     found["summary"] |= built.facts | {"peak_memory_bytes": peak_memory()}
     return Outcome(run.status, run.reason, score=best_score(run.history)), found
-
-
-def as_stored(cfg: DictConfig) -> dict[str, Any]:
-    """A job's config as plain values, as far as it can be resolved."""
-    try:
-        return resolved(cfg)
-    except UserError:
-        # It fails again when the job is built, and that is reported. What leads nowhere
-        # is stored as it was written.
-        return {str(key): _as_written(cfg, key) for key in cfg if key not in UNSTORED}
-
-
-def _as_written(cfg: DictConfig, key: Any) -> Any:
-    try:
-        value = cfg[key]
-        resolve = OmegaConf.is_config(value)
-        return OmegaConf.to_container(value, resolve=True) if resolve else value
-    except OmegaConfBaseException:
-        raw = OmegaConf.to_container(cfg)
-        assert isinstance(raw, dict)
-        return raw[key]
 
 
 def _skipped(folder: Path, status: str) -> Outcome:

@@ -1,5 +1,7 @@
 """``parsgd train resume=DIR``: the command line of a run that goes on."""
 
+import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,7 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             f"{found[0]}: it holds no checkpoint, so there is nothing to go on from. "
             "Runs save with checkpoint.rounds=N or checkpoint.minutes=M"
         )
-    named = any(a.startswith("checkpoint.step=") for a in others)
-    before = _overrides(folder, named)
+    before = _overrides(folder, _step_given(others))
     keys = {*_keys(others)}
     if "hydra.run.dir" in keys:
         raise UserError(
@@ -55,26 +56,35 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     return [*kept, *others, f"hydra.run.dir={quoted(folder.resolve())}"]
 
 
-def _overrides(folder: Path, named: bool) -> list[str]:
+def _step_given(arguments: Sequence[str]) -> float:
+    """The step to go on from, if a number is given; else infinity."""
+    for override in overrides(arguments):
+        if override.key_or_group == "checkpoint.step":
+            given = override.value()
+            return given if isinstance(given, int) else math.inf
+    return math.inf
+
+
+def _overrides(folder: Path, given_step: float) -> list[str]:
     """The command line in the newest checkpoint that can be read.
 
     Args:
         folder: Of the run.
-        named: Whether the step to go on from was named.
+        given_step: From which it is to go on, or infinity.
     """
     where, lost = folder / CHECKPOINTS, []
     for step in steps_in(where):
+        config: Any = None
         try:
             meta = read_meta(where, step)
-            if meta["config"] is None:
+            config = meta["config"]
+            if config is None:
                 break
-            if lost and not named:
-                _refuse_older(folder, lost[0], step, meta["config"])
             given = [str(o) for o in meta["overrides"]]
             # Once is enough: what goes on then is what was begun there. And what a
             # folder says must not choose Hydra's parts, which call code.
             left_out = ("checkpoint.step", "hydra")
-            return [
+            kept = [
                 o
                 for o in given
                 if is_override(o)
@@ -82,10 +92,12 @@ def _overrides(folder: Path, named: bool) -> list[str]:
                     under(key.replace("/", "."), left_out) for key in _keys([o])
                 )
             ]
-        except UserError:
-            raise
         except (OSError, ValueError, KeyError, TypeError):
             lost.append(step)  # the run itself tells what is wrong with it
+            continue
+        if lost and step < given_step:
+            _refuse_older(folder, lost[0], step, config)
+        return kept
     else:
         raise UserError(
             f"resume={folder}: none of its checkpoints can be read; bring them back "
@@ -102,16 +114,18 @@ def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
     """Refuse an older checkpoint's command line, if the last run had another config."""
     from parsgd.cli.earlier import is_same
 
-    file = folder / CONFIG
-    begun = yaml.safe_load(file.read_text()) if file.is_file() else None
-    if isinstance(begun, dict) and not is_same(begun, config):
-        raise UserError(
-            f"resume={folder}: the checkpoint of step {lost} cannot be read, and the "
-            f"one before, of step {step}, was saved with other options than the last "
-            f"run's, which are in {file}: repeat that run's whole command with "
-            f"hydra.run.dir={folder}, or give step={step} to go on from there with the "
-            "options of then"
-        )
+    file, begun = folder / CONFIG, None
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        begun = yaml.safe_load(file.read_text())
+    if isinstance(begun, dict) and is_same(begun, config):
+        return
+    raise UserError(
+        f"resume={folder}: the checkpoint of step {lost} cannot be read, and the one "
+        f"before, of step {step}, was saved with other options than the last run's, "
+        f"which are in {file}: repeat that run's whole command with "
+        f"hydra.run.dir={folder}, or give step={step} to go on from there with the "
+        "options of then"
+    )
 
 
 def _unquoted(text: str) -> str:

@@ -9,6 +9,8 @@ import jax
 from parsgd.compressors.base import Compressor, Key, Payload
 from parsgd.errors import UserError, first_line, raised_at
 
+_DRAWS = " (whose key is None without stochastic=True)"
+
 
 def checked(compressor: Compressor) -> Compressor:
     """The same code, whose mistakes are told when it is traced; that costs no time.
@@ -30,7 +32,8 @@ def checked(compressor: Compressor) -> Compressor:
     name = compressor.name
 
     def encode(x: jax.Array, key: Key) -> Payload:
-        with _named(f"encode of {name}{_DRAWS * (key is None)}", x):
+        draws = "" if key is not None else _DRAWS
+        with _named(f"encode of {name}{draws}", x):
             payload = compressor.encode(x, key)
         if not jax.tree.leaves(payload):
             raise UserError(
@@ -50,10 +53,27 @@ def checked(compressor: Compressor) -> Compressor:
             )
         return out
 
-    return compressor._replace(encode=encode, decode=decode)
+    def encode_padded(x: jax.Array, zeros: jax.Array, key: Key) -> Payload:
+        with _named(f"encode_padded of {name}", x):
+            return padded(x, zeros, key)  # type: ignore[misc]
 
+    def add(total: jax.Array, payload: Payload, key: Key) -> jax.Array:
+        with _named(f"add of {name}", total):
+            out = added(total, payload, key)  # type: ignore[misc]
+        if _kind(out) != _kind(total):
+            raise UserError(
+                f"compressor {name}: add returns {_kind(out)} for a total of "
+                f"{_kind(total)}: it must return the total with the payload added"
+            )
+        return out
 
-_DRAWS = " (whose key is None without stochastic=True)"
+    padded, added = compressor.encode_padded, compressor.add
+    return compressor._replace(
+        encode=encode,
+        decode=decode,
+        encode_padded=None if padded is None else encode_padded,
+        add=None if added is None else add,
+    )
 
 
 @contextlib.contextmanager

@@ -69,6 +69,27 @@ def resolved(cfg: DictConfig, steps: int | None = None) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items() if key not in UNSTORED}
 
 
+def as_stored(cfg: DictConfig) -> dict[str, Any]:
+    """A job's config as plain values, as far as it can be resolved."""
+    try:
+        return resolved(cfg)
+    except UserError:
+        # It fails again when the job is built, and that is reported. What leads nowhere
+        # is stored as it was written.
+        return {str(key): _as_written(cfg, key) for key in cfg if key not in UNSTORED}
+
+
+def _as_written(cfg: DictConfig, key: Any) -> Any:
+    try:
+        value = cfg[key]
+        resolve = OmegaConf.is_config(value)
+        return OmegaConf.to_container(value, resolve=True) if resolve else value
+    except OmegaConfBaseException:
+        raw = OmegaConf.to_container(cfg)
+        assert isinstance(raw, dict)
+        return raw[key]
+
+
 def build(
     cfg: DictConfig,
     *,

@@ -264,17 +264,19 @@ def _wrong_arguments(place: str, target: str, error: TypeError) -> str:
         if target.partition(".")[0] in ALLOWED:
             return text
         # Only its target was given, over the arguments of another call.
-        group = _group_of(place)
-        return text + bool(group) * (
-            f". If that argument is of the choice before, put _target_: {target} into "
-            f"FOLDER/{group}/NAME.yaml and give --config-dir FOLDER {group}=NAME"
-        )
+        if group := _group_of(place):
+            text += (
+                f". If that argument is of the choice before, put _target_: {target} "
+                f"into FOLDER/{group}/NAME.yaml and give --config-dir FOLDER "
+                f"{group}=NAME"
+            )
+        return text
     if "rngs" in own and "'rngs'" in str(error):
         return (
             f"{place}: {target}: {error}. A flax nnx module is made with the run's "
             "random numbers: say _partial_: true beside its _target_"
         )
-    return f"{place}: {target}: {error}" + bool(own) * f"; it takes {takes}"
+    return f"{place}: {target}: {error}" + (f"; it takes {takes}" if own else "")
 
 
 def _arguments(target: str) -> list[str] | None:
@@ -282,7 +284,8 @@ def _arguments(target: str) -> list[str] | None:
     try:
         found = get_object(target)
         names = [*inspect.signature(found).parameters]
-        if names == ["args", "kwargs"]:  # of a metaclass, as nnx modules have one
+        if inspect.isclass(found) and names == ["args", "kwargs"]:
+            # Of the metaclass, as nnx modules have one.
             names = [*inspect.signature(found.__init__).parameters][1:]
     except (ValueError, TypeError, InstantiationException, ImportError):
         return None

@@ -239,7 +239,8 @@ def exchange(
     """An `Exchange`, checked; see there for the arguments.
 
     Raises:
-        ValueError: No compressor, or options that exclude each other.
+        UserError: No compressor.
+        ValueError: Options that exclude each other.
     """
     compressor = checked(compressor)
     if two_sided and (compressor.sums or compressor.shared_key):

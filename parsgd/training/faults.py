@@ -51,7 +51,7 @@ class Skipped:
 
 
 def first_at_fault(losses: np.ndarray, before: int) -> str:
-    """Whose loss was not finite first; of everybody's, whether a sync made them so.
+    """Whose loss was not finite first; of everybody's, if it was at a round's start.
 
     Args:
         losses: Of a round, ``[W, H]``.
@@ -62,6 +62,9 @@ def first_at_fault(losses: np.ndarray, before: int) -> str:
     workers = np.flatnonzero(bad[:, first])
     if len(workers) == len(bad):
         if first == 0 < before and min(losses.shape) > 1:
-            return f"; that of all workers at step {before + 1}, the first after a sync"
+            return (
+                f"; that of all workers at step {before + 1}, the first of a round: by "
+                "the sync or the local step before it"
+            )
         return ""  # they share the parameters, or the batch, that made it so
     return f"; first that of worker {workers[0]}, at step {before + first + 1}"

@@ -27,8 +27,12 @@ class Keeper:
     def __init__(self):
         self.lines: list[str] = []
 
-    def look(self, facts: Mapping[str, Any]) -> None:
-        """Whether there is a run to go on with, and this one may. Computes nothing."""
+    def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Whether there is a run to go on with, and this one may. Computes nothing.
+
+        Returns:
+            What is stored with its checkpoint; what has changed since is in `lines`.
+        """
 
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
         """The newest checkpoint that can be read, or None at the start of a run."""
