@@ -254,6 +254,12 @@ def test_a_mean_over_other_data_is_named(tmp_path):
     for seed, data in enumerate(("1a", "2b", None)):
         job(tmp_path / str(seed), seed=seed, summary=SHORT | {"data_checksum": data})
     assert "a mean over runs on different data" in printed(tmp_path)
+    task = {"_target_": "parsgd.synthetic", "seed": 0}
+    for seed in range(2):  # data that are drawn anew
+        facts = SHORT | {"data_checksum": seed}
+        own = task | {"seed": seed}
+        job(tmp_path / f"drawn/{seed}", seed=seed, summary=facts, task=own)
+    assert "different data" not in printed(tmp_path / "drawn")
     for seed in range(2):
         job(tmp_path / f"same/{seed}", seed=seed, summary=SHORT | {"data_checksum": 1})
     assert "different data" not in printed(tmp_path / "same")
@@ -266,4 +272,4 @@ def test_the_table_of_a_report_says_what_its_target_is(tmp_path):
     text = (tmp_path / "report/table.md").read_text()
     assert "- target: accuracy 0.8 (as asked)" in text
     assert "- ±: standard error of the mean of n completed runs" in text
-    assert "sort" in text
+    assert "- sort=samples: by samples to the target" in text

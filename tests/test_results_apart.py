@@ -10,6 +10,7 @@ import pytest
 from parsgd import results
 from parsgd.errors import UserError
 from parsgd.report.terminal import naming
+from parsgd.results.target import reached
 
 fake_job = importlib.import_module("fake_jobs").fake_job
 
@@ -145,12 +146,39 @@ def test_data_files_are_tasks_of_their_own(tmp_path):
     assert "task.path" not in table.columns
 
 
+def test_data_files_of_one_name_are_told_by_their_folders(tmp_path):
+    for name, top in (("a/easy", 0.98), ("b/easy", 0.6), ("b/hard", 0.6)):
+        task = {"_target_": "parsgd.npz", "path": f"data/{name}.npz"}
+        fake_job(tmp_path / name, task=task, overrides=["task=npz"], top=top)
+    table = results.table(results.load(tmp_path))
+    assert sorted(table["task"]) == ["a/easy", "b/easy", "hard"]
+    assert set(table["reached"]) == {"1 of 1"}
+
+
+def test_a_failed_job_is_of_its_configuration_where_networks_differ(tmp_path):
+    for seed, parameters in enumerate((259, 1027)):
+        network(tmp_path / str(seed), seed, parameters)
+    fake_job(tmp_path / "8", workers=8, seed=0)
+    fake_job(tmp_path / "9", workers=8, seed=1, status="failed", reason="no room")
+    table = results.table(results.load(tmp_path))
+    rows = dict(zip(table["workers"], table["status"], strict=True))
+    assert rows[8] == "1 completed, 1 failed"
+
+
+def test_a_setting_called_parameters_is_kept(tmp_path):
+    for value in ("a", "b"):
+        fake_job(tmp_path / value, overrides=[], parameters=value)
+    assert sorted(results.table(results.load(tmp_path))["parameters"]) == ["a", "b"]
+
+
 def test_costs_to_the_target_have_errors(tmp_path):
     for seed in range(3):
-        fake_job(tmp_path / str(seed), seed=seed)
+        fake_job(tmp_path / str(seed), seed=seed, speed=1 + seed / 2)
     (row,) = results.table(results.load(tmp_path), target=0.9).iter_rows(named=True)
-    for cost in ("samples", "rounds", "bytes"):
-        assert row[f"{cost}_to_target_sem"] >= 0
+    for cost, key in (("samples", "samples"), ("rounds", "round"), ("bytes", "bytes")):
+        hits = [reached(job, 0.9)[key] for job in results.load(tmp_path)]
+        wanted = np.std(hits, ddof=1) / math.sqrt(3)
+        assert row[f"{cost}_to_target_sem"] == pytest.approx(wanted) != 0
     assert row["spread"] == pytest.approx(0.01)
 
 

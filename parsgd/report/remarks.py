@@ -4,15 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
+from parsgd.flat import leaves
 from parsgd.results import Group, Target
 from parsgd.results.export import no_spread
 from parsgd.results.ranking import SHORT, describe_sort
+from parsgd.results.varied import is_seed
 from parsgd.words import counted
 
 PAIRS = 3  # of folders, or of configurations, that are named
 
 
-def below(
+def table_notes(
     table: pl.DataFrame,
     groups: Sequence[Group],
     goals: Mapping[str, Target],
@@ -50,10 +52,10 @@ def below(
 
 def doubts(groups: Sequence[Group]) -> list[str]:
     """What in the rows may not be what one takes it for."""
-    return [*filter(None, [_alone(groups), _other_data(groups)])]
+    return [*filter(None, [_sends_nothing(groups), _mixed_data(groups)])]
 
 
-def _alone(groups: Sequence[Group]) -> str:
+def _sends_nothing(groups: Sequence[Group]) -> str:
     """Rows whose workers never hear of each other."""
     found = [
         group.label
@@ -70,12 +72,13 @@ def _alone(groups: Sequence[Group]) -> str:
     )
 
 
-def _other_data(groups: Sequence[Group]) -> str:
+def _mixed_data(groups: Sequence[Group]) -> str:
     """Rows that average runs on different data, where no seed of the task says so."""
     found = []
     for group in groups:
         sums = {job.summary.get("data_checksum") for job in group.jobs} - {None}
-        seeded = "seed" in str(group.jobs[0].config.get("task"))
+        keys = leaves({"task": group.jobs[0].config.get("task")})
+        seeded = any(is_seed(key) for key in keys)
         if len(sums) > 1 and not seeded:
             found.append(group.label)
     if not found:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from parsgd.report.remarks import below
+from parsgd.report.remarks import table_notes
 from parsgd.report.style import Look, looks, short, workers_of
 from parsgd.results import Group, Job, Target, group, targets
 from parsgd.results.groups import mean_sem
@@ -101,7 +101,7 @@ def study(
         entries = [Entry(g, row, look, curve(g, measure)) for g, row, look in own]
         parts.append(Part(task, goal, measure, cost, entries))
     table = table_of_groups(groups, goals, sorts)
-    notes = below(table, groups, goals, sorts, sort)
+    notes = table_notes(table, groups, goals, sorts, sort)
     return Study(jobs, table, sorts, short, parts, notes)
 
 

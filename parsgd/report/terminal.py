@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parsgd import results
-from parsgd.report.remarks import below
+from parsgd.report.remarks import table_notes
 from parsgd.results import COLUMNS, Job
 from parsgd.results.export import needs_loss, plus_minus, texts
 from parsgd.results.ranking import SORTS, sorts_of
@@ -52,7 +52,7 @@ def show(
     goals, sorts = results.targets(groups, target), sorts_of(groups, sort)
     table = table_of_groups(groups, goals, sorts)
     console.print(_fitted(table, {SORTS[by] for by in sorts.values()}, console))
-    for line in below(table, groups, goals, sorts, sort):
+    for line in table_notes(table, groups, goals, sorts, sort):
         print(line, file=console.file)
 
 

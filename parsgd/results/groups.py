@@ -15,7 +15,7 @@ from parsgd.results.varied import (
     choice_of,
     identity,
     settings,
-    task_of,
+    tasks_of,
     value_of,
     varying,
 )
@@ -54,9 +54,10 @@ def group(jobs: Iterable[Job]) -> list[Group]:
     members: dict[str, tuple[dict[str, Any], list[Job]]] = {}
     for job, config in zip(jobs, settings(jobs), strict=True):
         members.setdefault(identity(config), (config, []))[1].append(job)
+    names = {id(job): name for job, name in zip(jobs, tasks_of(jobs), strict=True)}
     by_task: dict[str, list[tuple[dict[str, Any], list[Job]]]] = {}
     for config, same in members.values():
-        by_task.setdefault(task_of(same[0]), []).append((config, same))
+        by_task.setdefault(names[id(same[0])], []).append((config, same))
     return [
         made for task, sets in by_task.items() for made in _groups_of_task(task, sets)
     ]

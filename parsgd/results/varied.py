@@ -1,5 +1,6 @@
 """What tells configurations apart, in the user's own words."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,11 +38,37 @@ def choice_of(job: Job, name: str) -> str:
     return str(config) if config is not None else "unknown"
 
 
-def task_of(job: Job) -> str:
-    """The name of a job's task: of data in files of the user's own, the file's."""
-    choice = choice_of(job, "task")
+def tasks_of(jobs: Sequence[Job]) -> list[str]:
+    """The name of each job's task: of data in files of the user's own, the file's.
+
+    Where several files have one name, as much of their folders as tells them apart.
+    """
+    paths = [_file(job) for job in jobs]
+    names = {}
+    for path in {*paths} - {None}:
+        ends = [_ending(other, path) for other in {*paths} - {None, path}]
+        parts = path.with_suffix("").parts
+        names[path] = "/".join(parts[-1 - max(ends, default=0) :])
+    return [
+        choice_of(job, "task") if path is None else names[path]
+        for job, path in zip(jobs, paths, strict=True)
+    ]
+
+
+def _file(job: Job) -> Path | None:
     path = _found(job.config, "task.path")
-    return Path(path).stem if choice in FILES and isinstance(path, str) else choice
+    own = choice_of(job, "task") in FILES and isinstance(path, str)
+    return Path(path) if own else None
+
+
+def _ending(path: Path, other: Path) -> int:
+    """How many parts two paths have in common, from the last on."""
+    both = zip(
+        reversed(path.with_suffix("").parts),
+        reversed(other.with_suffix("").parts),
+        strict=False,
+    )
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
@@ -86,7 +113,7 @@ def value_of(job: Job, key: str) -> Any:
     """What a job has for a key of `varying`, as it was asked for or as configured."""
     if key in SAID:
         return _said(job, key)
-    if key == PARAMETERS:
+    if key == PARAMETERS and key not in job.config:
         return job.summary.get(key)
     asked = overrides(job).get(key)
     if asked is None:
@@ -123,23 +150,35 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     found = [_settings(job) for job in jobs]
     alike: dict[str, list[int]] = {}
     for i, config in enumerate(found):
-        rest = {key: x for key, x in config.items() if not _is_seed(key)}
+        rest = {key: x for key, x in config.items() if not is_seed(key)}
         alike.setdefault(identity(rest), []).append(i)
     for members in alike.values():
-        for key in {key for i in members for key in found[i] if _is_seed(key)}:
+        for key in {key for i in members for key in found[i] if is_seed(key)}:
             seeds = [(found[i].get(key), jobs[i].config.get("seed")) for i in members]
             if all(nested == own for nested, own in seeds):
                 for i in members:
                     del found[i][key]
     for config in found:
         config.pop("seed", None)
-    sizes: dict[str, set[Any]] = {}
-    for job, config in zip(jobs, found, strict=True):
-        sizes.setdefault(identity(config), set()).add(job.summary.get(PARAMETERS))
-    if any(len(known - {None}) > 1 for known in sizes.values()):
-        for job, config in zip(jobs, found, strict=True):
-            config[PARAMETERS] = job.summary.get(PARAMETERS)
+    if not any(PARAMETERS in config for config in found):
+        _add_parameters(jobs, found)
     return found
+
+
+def _add_parameters(jobs: Sequence[Job], configs: Sequence[dict[str, Any]]) -> None:
+    """Add the size of the networks to configs, if it alone tells some apart."""
+    sizes: dict[str, set[Any]] = {}
+    alike = [identity(config) for config in configs]
+    for job, same in zip(jobs, alike, strict=True):
+        sizes.setdefault(same, set()).add(job.summary.get(PARAMETERS))
+    if all(len(known - {None}) < 2 for known in sizes.values()):
+        return
+    for job, same, config in zip(jobs, alike, configs, strict=True):
+        known = sizes[same] - {None}
+        # A job that failed has no size of its own.
+        size = known.copy().pop() if len(known) == 1 else job.summary.get(PARAMETERS)
+        if size is not None:
+            config[PARAMETERS] = size
 
 
 def identity(config: Mapping[str, Any]) -> str:
@@ -159,7 +198,8 @@ def _settings(job: Job) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if folder not in str(value)}
 
 
-def _is_seed(key: str) -> bool:
+def is_seed(key: str) -> bool:
+    """Whether a dotted key is that of a seed."""
     return key.rpartition(".")[2] == "seed"
 
 
