@@ -207,11 +207,34 @@ def test_options_of_an_older_checkpoint_are_not_taken_for_those_of_the_last_run(
     folder, newest = two_shapes
     before = (tmp_path / "run" / "result.json").read_text()
     (folder / f"{newest}" / "meta" / "metadata").write_text("{")
-    code, _, err = command("train", "resume=run")
-    assert code == 2 and "was saved with other options than the last run's" in err
-    assert (tmp_path / "run" / "result.json").read_text() == before
+    for given in ([], ["step=latest"], [f"++checkpoint.step={newest}"]):
+        code, _, err = command("train", "resume=run", *given)
+        assert code == 2 and "was saved with other options than the last run's" in err
+        assert (tmp_path / "run" / "result.json").read_text() == before
+    (tmp_path / "run" / "config.yaml").write_text("a: [")
+    assert command("train", "resume=run")[0] == 2
     code, out, err = command("train", "resume=run", "step=44", "epochs=2")
     assert code == 0 and "goes on from step 44" in out, err
+
+
+def test_what_is_replaced_is_told_beside_what_cannot_be_read(
+    command,  # noqa: F811
+    tmp_path,
+):
+    words = (*LOCAL, "workers=4", "epochs=1", "checkpoint.keep_last=4")
+    words += ("checkpoint.rounds=3", "hydra.run.dir=run")
+    assert command("train", *words)[0] == 0
+        "workers=4",
+        "epochs=1",
+        "checkpoint.rounds=3",
+        "hydra.run.dir=run",
+    )
+    assert command("train", *words, "checkpoint.keep_last=4")[0] == 0
+    flip_bytes(tmp_path / "run" / "checkpoints" / "24")
+    code, out, err = command("train", "resume=run", "step=24")
+    assert code == 0, err
+    assert "checkpoint of step 24 cannot be read" in out
+    assert "kept as 44.replaced, 36.replaced" in out and "goes on from step 12" in out
 
 
 def test_a_run_that_reached_its_target_says_what_goes_on(
@@ -224,9 +247,12 @@ def test_a_run_that_reached_its_target_says_what_goes_on(
     before = (tmp_path / "run" / "result.json").read_text()
     code, out, _ = command("train", "resume=run")
     assert code == 0 and "with target_accuracy above 0.8, or null, goes on" in out
-    for more in ("epochs=6", "workers=2"):
-        code, _, err = command("train", "resume=run", more)
+    saved = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    rate = ["optimizer.learning_rate=0.5", "checkpoint.force=true"]
+    for more in (["epochs=6"], ["workers=2"], ["epochs=6", f"step={step}"], rate):
+        code, _, err = command("train", "resume=run", *more)
         assert code == 2 and f"was reached at step {step}" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
+        assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == saved
     code, _, err = command("train", "resume=run", "target_accuracy=null")
     assert code == 0 and records(tmp_path / "run")[-1]["step"] == 176, err

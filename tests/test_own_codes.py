@@ -78,3 +78,27 @@ def test_what_is_no_code_is_refused(given):
     for reducer in (parsgd.error_feedback, parsgd.compressed_all_reduce):
         with pytest.raises(UserError, match=r"give a Compressor, such as"):
             reducer(given)
+
+
+@pytest.mark.parametrize(
+    "facts, options",
+    [
+        ({"sums": True}, {}),
+        ({}, {"two_sided": True}),
+        ({"add": lambda total, p, key: total + p.astype(total.dtype)}, {}),
+        ({"encode_padded": lambda x, zeros, key: x.astype(jnp.bfloat16)}, {}),
+    ],
+)
+def test_every_form_of_a_code_of_ones_own_is_checked(facts, options):
+    reducer = lambda code: parsgd.error_feedback(code, **options)
+    assert trained(halves(**facts), reducer).status == "completed"
+    cut = halves(decode=lambda p, like, key: p.astype(like.dtype)[:1], **facts)
+    with pytest.raises(UserError, match="decode returns float32"):
+        trained(cut, reducer)
+
+
+def test_an_addition_must_keep_the_total():
+    with pytest.raises(UserError, match=r"add returns float32.* for a total of"):
+        trained(halves(add=lambda total, p, key: total[:1]))
+    with pytest.raises(UserError, match="add of halves failed"):
+        trained(halves(add=lambda total, p: total))

@@ -159,6 +159,17 @@ def test_what_nothing_uses_is_not_counted():
     loop = lambda x: jax.lax.fori_loop(0, 3, lambda _, x: ring(x), x)
     assert traffic.trace(loop, 2, x).bytes == 1200
 
+    @jax.jit
+    def both(x):
+        return x + 1, comm.mean(x)
+
+    def records(x):
+        step = lambda x, _: (x + 1, comm.mean(x))
+        return jax.lax.scan(step, x, length=3)[0]
+
+    assert traffic.trace(lambda x: both(x)[0], 2, x).bytes == 0
+    assert traffic.trace(records, 2, x).bytes == 0
+
     def printing(x):
         jax.debug.print("{}", comm.mean(x)[0])
         return x
