@@ -224,12 +224,6 @@ def test_what_is_replaced_is_told_beside_what_cannot_be_read(
     words = (*LOCAL, "workers=4", "epochs=1", "checkpoint.keep_last=4")
     words += ("checkpoint.rounds=3", "hydra.run.dir=run")
     assert command("train", *words)[0] == 0
-        "workers=4",
-        "epochs=1",
-        "checkpoint.rounds=3",
-        "hydra.run.dir=run",
-    )
-    assert command("train", *words, "checkpoint.keep_last=4")[0] == 0
     flip_bytes(tmp_path / "run" / "checkpoints" / "24")
     code, out, err = command("train", "resume=run", "step=24")
     assert code == 0, err
