@@ -44,9 +44,10 @@ def tasks_of(jobs: Sequence[Job]) -> list[str]:
     Where several files have one name, as much of their folders as tells them apart.
     """
     paths = [_file(job) for job in jobs]
-    names = {}
-    for path in {*paths} - {None}:
-        ends = [_ending(other, path) for other in {*paths} - {None, path}]
+    names: dict[Path, str] = {}
+    files = {path for path in paths if path is not None}
+    for path in files:
+        ends = [_ending(other, path) for other in files - {path}]
         parts = path.with_suffix("").parts
         names[path] = "/".join(parts[-1 - max(ends, default=0) :])
     return [
