@@ -273,3 +273,13 @@ def test_the_table_of_a_report_says_what_its_target_is(tmp_path):
     assert "- target: accuracy 0.8 (as asked)" in text
     assert "- ±: standard error of the mean of n completed runs" in text
     assert "- sort=samples: by samples to the target" in text
+
+
+def test_the_most_accurate_is_not_told_apart_from_those_within_its_error(tmp_path):
+    for workers, middle in ((1, 0.9), (2, 0.895), (4, 0.6)):
+        for seed, away in enumerate((-0.01, 0.01)):
+            folder = tmp_path / f"{workers}-{seed}"
+            job(folder, workers=workers, seed=seed, last=middle + away)
+    _, found = answer(tmp_path, target=0.5)
+    (tile,) = [tile for tile in found if tile.title == "Most accurate"]
+    assert tile.note == "n = 2; 1 more within two standard errors"

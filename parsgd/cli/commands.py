@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster
+from parsgd.cli.console import uncaught
 from parsgd.cli.resume import has_checkpoints, resumed
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
@@ -93,6 +94,7 @@ def train(arguments: list[str]) -> int:
         folder = Path(hydra_config.runtime.output_dir)
         quiet = sweeping and elsewhere(hydra_config)
         if quiet:
+            sys.unraisablehook = uncaught  # as in the process of the command
             own_share(hydra_config)
         outcome = run_job(
             cfg, folder, overrides, allowed=allowed, alone=not sweeping, quiet=quiet

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Without the program's name; by default those of the process.
     """
     logging.raiseExceptions = False  # a log that cannot be written is no traceback
-    sys.unraisablehook = _uncaught
+    sys.unraisablehook = uncaught
     code: object = 1
     reason = ""
     try:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cluster.leave(code if isinstance(code, int) else 1, reason)
 
 
-def _uncaught(unraisable: Any) -> None:
+def uncaught(unraisable: Any) -> None:
     """Show what nobody can catch, but for late answers of Orbax's writers.
 
     Python raises a Ctrl-C wherever it is, and in a callback, such as JAX's at a garbage

@@ -7,6 +7,7 @@ the jobs of the others.
 import contextlib
 import os
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from joblib.externals.loky.process_executor import (
 )
 
 from parsgd.cli.children import end_with, lose, this_process
+from parsgd.cli.console import uncaught
 
 LOOK_SECONDS = 0.5  # no wait without an end: Polars restarts it at a Ctrl-C
 
@@ -88,7 +90,8 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def _begin(sweep: int, began: float) -> None:
-    """In a new process: end with that of the sweep."""
+    """In a new process: end with that of the sweep, and lose no Ctrl-C."""
+    sys.unraisablehook = uncaught
     family = (sweep, began, os.getppid())
     threading.Thread(target=end_with, args=family, daemon=True).start()
 

@@ -83,6 +83,7 @@ def tiles(part: Part) -> list[Tile]:
         if row is None:
             return []
         note = f"reached by {row['reached']} {_runs(row)}{_ties(row, among, key)}"
+        note += _within(row, among, key)
         return [Tile(f"{title} {goal}", form(row), row["configuration"], note)]
 
     def highest(title: str, key: str, form: Form) -> list[Tile]:
@@ -90,7 +91,7 @@ def tiles(part: Part) -> list[Tile]:
         row = max(known, key=lambda row: row[key], default=None)
         if row is None:
             return []
-        note = f"n = {row['n']}{_ties(row, known, key)}"
+        note = f"n = {row['n']}{_ties(row, known, key)}{_within(row, known, key)}"
         return [Tile(title, form(row), row["configuration"], note)]
 
     costs = [
@@ -116,6 +117,29 @@ def _ties(winner: Row, rows: Sequence[Row], key: str) -> str:
     # Means of equal values in another order may differ in their last digit.
     ties = sum(math.isclose(value, winner[key]) for value in values)
     return f", and {ties} more with the same" if ties else ""
+
+
+def _near(winner: Row, rows: Sequence[Row], key: str) -> list[Row]:
+    """Others whose value differs by less than two standard errors."""
+    error = winner.get(f"{key}_sem")
+    if error is None:
+        return []
+    known = [row for row in rows if row is not winner and row[f"{key}_sem"] is not None]
+    return [
+        row
+        for row in known
+        if abs(row[key] - winner[key]) < 2 * math.hypot(row[f"{key}_sem"], error)
+    ]
+
+
+def _within(winner: Row, rows: Sequence[Row], key: str) -> str:
+    """How many others are not told apart, for the end of a note."""
+    near = [
+        row
+        for row in _near(winner, rows, key)
+        if not math.isclose(row[key], winner[key])
+    ]
+    return f"; {len(near)} more within two standard errors" if near else ""
 
 
 def _soonest(sure: Sequence[Row]) -> list[str]:
@@ -148,16 +172,7 @@ def _fewest_samples(sure: Sequence[Row]) -> list[str]:
 
 def _close(winner: Row, others: Sequence[Row]) -> list[str]:
     """Those whose time differs from the winner's by less than two standard errors."""
-    if winner["seconds_to_target_sem"] is None:
-        return []
-    near = []
-    for row in others:
-        sem = row["seconds_to_target_sem"]
-        apart = row["seconds_to_target"] - winner["seconds_to_target"]
-        if sem is not None and apart < 2 * math.hypot(
-            sem, winner["seconds_to_target_sem"]
-        ):
-            near.append(row)
+    near = _near(winner, others, "seconds_to_target")
     if not near:
         return []
     named = [f"{row['configuration']} ({_seconds(row)})" for row in near[:2]]
