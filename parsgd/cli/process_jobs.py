@@ -42,6 +42,9 @@ class ProcessJobs(JoblibLauncher):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
+        # At a Ctrl-C loky's own process may complain of what is gone with the pools.
+        ignored = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, ignored))
         # They stay for the next batch of a search: a new process has JAX to import.
         self._idle: list[ProcessPoolExecutor] = []
 
