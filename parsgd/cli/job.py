@@ -130,22 +130,21 @@ def _run_job(
             recorder.say(
                 "its config or data have changed, or it did not end: it is run again"
             )
+        checkpoints = saving.checkpoints(cfg, folder, overrides)
+        trained: tuple[Outcome, dict[str, Any]] | None = None
         try:
-            outcome, found = _train(
-                built, recorder, saving.checkpoints(cfg, folder, overrides)
-            )
+            trained = _train(built, recorder, checkpoints)
         except CheckpointLost as error:
-            lost = error.lines
-        else:
-            lost = []
-        if lost:  # not in the clause above, where the first try's arrays still are
-            recorder.say("\n".join(lost))
+            recorder.say("\n".join(error.lines))
+        if (
+            trained is None
+        ):  # not in the clause above, which keeps the first try's arrays
             # What could not be read, and what was newer than it, is set aside.
             cfg.checkpoint.step = NEWEST
             built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
-            outcome, found = _train(
-                built, recorder, saving.checkpoints(cfg, folder, overrides)
-            )
+            checkpoints = saving.checkpoints(cfg, folder, overrides)
+            trained = _train(built, recorder, checkpoints)
+        outcome, found = trained
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()

@@ -99,9 +99,8 @@ class Exchange(NamedTuple):
                 return {}, {}
             whole = jnp.concatenate(flat)
             if (size := self._payload(whole)) > whole.nbytes:
-                more = (
-                    ", or take levels=leaf" if self.compressor.name == "one_bit" else ""
-                )
+                one_bit = self.compressor.name == "one_bit"
+                more = ", or take levels=leaf" if one_bit else ""
                 raise UserError(
                     f"bucket=True with {self.compressor.name}: the message of all "
                     f"arrays as one, {size} bytes, would be larger than the arrays "
@@ -170,8 +169,7 @@ class Exchange(NamedTuple):
         if not self.two_sided:
             return payload_bytes(self.compressor, x)
         spec = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        stripes = jax.eval_shape(lambda v: stripes_of(v, comm.world()), spec)
-        one = jax.ShapeDtypeStruct(stripes.shape[1:], jnp.float32)
+        one = jax.eval_shape(lambda v: stripes_of(v, comm.world())[0], spec)
         return comm.world() * payload_bytes(self.compressor, one)
 
     def _two_sided(self, arrays: Arrays, keys: Keys, owner_error: Arrays) -> tuple:
@@ -239,8 +237,7 @@ def exchange(
     """An `Exchange`, checked; see there for the arguments.
 
     Raises:
-        UserError: No compressor.
-        ValueError: Options that exclude each other.
+        ValueError: No compressor, by a `UserError`; options that exclude each other.
     """
     compressor = checked(compressor)
     if two_sided and (compressor.sums or compressor.shared_key):
