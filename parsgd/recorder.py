@@ -25,7 +25,62 @@ FACTS += ("tail", "shards", "label_skew", "micro_batches")
 RESERVED = {"strategy", "steps", "placement", *FACTS, *SAID, *UNSTORED}
 
 
-class Recorder(Observer):
+class JobFiles(Observer):
+    """Appends the records of a run to the files of a job, and tells another observer.
+
+    The first of several processes writes; all call the same.
+
+    Args:
+        folder: The job's own, from `begin` to `close`.
+        observer: Is told everything too.
+
+    Attributes:
+        begun: Whether the files were begun.
+    """
+
+    def __init__(self, folder: Path, observer: Observer):
+        self._folder, self._observer = folder, observer
+        self._held = contextlib.ExitStack()
+        self.begun = False
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Hold the folder, and begin the files; what they held is replaced."""
+        if cluster.is_first():
+            self._held.enter_context(results.held(self._folder))
+            results.begin(self._folder, config)
+        self.begun = True
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._held.close()
+
+    def resumed(self, history: Sequence[Record]) -> None:
+        """Write the records of the run that this one goes on from."""
+        # What came after the checkpoint is computed again.
+        for record in history if cluster.is_first() else ():
+            results.append(self._folder, record)
+        self._observer.resumed(history)
+
+    def progress(self, step: int, steps: int, record: Record) -> None:
+        """Tell the other observer."""
+        self._observer.progress(step, steps, record)
+
+    def record(self, record: Record) -> None:
+        """Add an evaluation."""
+        if cluster.is_first():
+            results.append(self._folder, record)
+        self._observer.record(record)
+
+    def say(self, text: str) -> None:
+        """Tell the other observer."""
+        self._observer.say(text)
+
+    def end(self, run: Run | None) -> None:
+        """Tell the other observer."""
+        self._observer.end(run)
+
+
+class Recorder(JobFiles):
     """Keeps a run in the files of a job, as ``parsgd train`` does.
 
     ``parsgd report FOLDER`` then makes table, figures and page of all runs below a
@@ -77,13 +132,13 @@ class Recorder(Observer):
             raise UserError(
                 f"folder={folder!r:.60}: give the name of a folder for this run alone"
             )
-        self._folder, self._strategy = Path(folder), strategy
+        observer = Observer() if observer is None else observer
+        check_observer(observer)
+        super().__init__(Path(folder), observer)
+        self._strategy = strategy
         self._more = _checked({} if config is None else config)
-        self._also = Observer() if observer is None else observer
-        check_observer(self._also)
         self._config: dict[str, Any] = {}
         self._started = ""
-        self._held = contextlib.ExitStack()
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Begin the files."""
@@ -93,40 +148,18 @@ class Recorder(Observer):
         self._config = {"strategy": self._strategy} | facts | self._more
         now = datetime.datetime.now().astimezone()
         self._started = now.isoformat(timespec="seconds")
-        if cluster.is_first():
-            self._held.enter_context(results.held(self._folder))
-            results.begin(self._folder, self._config)
+        self.begin(self._config)
         # Of many runs of a script: which.
-        self._also.start(summary, (f"{self._strategy} in {self._folder}:", *lines))
-
-    def resumed(self, history: Sequence[Record]) -> None:
-        """Write the records of the run that this one goes on from."""
-        for record in history if cluster.is_first() else ():
-            results.append(self._folder, record)
-        self._also.resumed(history)
-
-    def progress(self, step: int, steps: int, record: Record) -> None:
-        """Tell the other observer."""
-        self._also.progress(step, steps, record)
-
-    def record(self, record: Record) -> None:
-        """Add an evaluation."""
-        if cluster.is_first():
-            results.append(self._folder, record)
-        self._also.record(record)
-
-    def say(self, text: str) -> None:
-        """Tell the other observer."""
-        self._also.say(text)
+        self._observer.start(summary, (f"{self._strategy} in {self._folder}:", *lines))
 
     def end(self, run: Run | None) -> None:
         """Write the result; one that failed has none, and counts as interrupted."""
         try:
-            with self._held:
+            with contextlib.closing(self):
                 if run is not None and cluster.is_first():
                     results.finish(self._folder, self._result(run))
         finally:
-            self._also.end(run)
+            self._observer.end(run)
 
     def _result(self, run: Run) -> dict[str, Any]:
         return measured(run) | {

@@ -134,16 +134,14 @@ def random_fifth(number, v, t, w):
 def terngrad(number, grads):
     """Ternary numbers of the largest scale of all workers."""
     for t, step in enumerate(grads):
-        limit = [2.5 * np.sqrt(np.mean(v**2)) for v in step]
-        s = max(min(np.abs(v).max(), c) for v, c in zip(step, limit, strict=True))
+        limits = [2.5 * np.sqrt(np.mean(v**2)) for v in step]
+        step = [np.clip(v, -c, c) for v, c in zip(step, limits, strict=True)]
+        s = np.max(np.abs(step))
         out = [
-            s
-            * quantizer_oracles.up_or_down(
-                np.clip(v.reshape(-1) / s, -1, 1), _draws(v, t, number, w)
-            )
+            s * quantizer_oracles.up_or_down(v.reshape(-1) / s, _draws(v, t, number, w))
             for w, v in enumerate(step)
         ]
-        yield np.mean(out, axis=0).reshape(step.shape[1:]), None
+        yield np.mean(out, axis=0).reshape(step[0].shape), None
 
 
 def sgd(x, c, *, workers, h, steps, lr, mu, leaf):

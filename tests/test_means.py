@@ -83,6 +83,17 @@ def test_A6_last_partial_batch_is_weighted_exactly(workers):
     assert run.history[-1]["batch_loss"] == pytest.approx(np.mean(seen), rel=1e-5)
 
 
+def test_batch_loss_is_the_mean_over_steps_where_the_last_round_is_shorter():
+    x = np.arange(10, dtype=np.float32)
+    run = parsgd.fit(
+        scalar(x), parsgd.local_sgd(optax.sgd(0.0)), worker_batch=1, local_steps=4,
+        epochs=1, evaluations=1,
+    )  # fmt: skip
+    assert run.summary["rounds"] == 3
+    want = ((2 * x - 1) ** 2).mean()
+    assert run.history[-1]["batch_loss"] == pytest.approx(want, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["vmap", "shard_map", "pmap"])
 def test_A4_A6_G5_update_of_a_partial_batch(kind):
     """Two workers with one real sample each, two with none: w moves by their mean."""

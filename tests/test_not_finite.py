@@ -5,10 +5,11 @@ import numpy as np
 import optax
 import pytest
 from bad_data import spoiled
-from resumes import fit
+from resumes import fit, steps_in
 from tiny import tiny
 
 import parsgd
+from parsgd.core import mean_readout, no_sync
 from parsgd.reducers import all_reduce, skip_nonfinite
 from parsgd.training.observer import Observer
 
@@ -50,6 +51,15 @@ def test_G1_the_worker_that_made_all_skip_is_named(place):
         (6, "worker 1: 1 step skipped, gradient not finite"),
         (6, "worker 3: 1 step skipped, gradient not finite"),
     ]
+
+
+@pytest.mark.parametrize("workers", [10, 12])
+def test_finite_parameters_are_saved_of_any_number_of_lanes(tmp_path, workers):
+    sizes = {"workers": workers, "worker_batch": 1, "local_steps": 1, "rounds": 1}
+    apart = parsgd.local_sgd(optax.sgd(0.1))
+    apart = apart._replace(sync=no_sync, readout=mean_readout)
+    fit(tmp_path, algorithm=apart, placement="vmap", evaluations=1, **sizes)
+    assert steps_in(tmp_path) == [1]
 
 
 def test_G1_what_was_skipped_before_is_not_told_again(tmp_path, caplog):

@@ -194,3 +194,17 @@ def test_terngrad_shares_the_scale(share):
     own = jnp.max(jnp.abs(x), axis=1, keepdims=True)
     want = jnp.broadcast_to(own.max(), own.shape) if share else own
     np.testing.assert_array_equal(payload.scale, want)
+
+
+def test_terngrad_clips_at_each_workers_own_limit_before_it_shares_the_scale():
+    code = terngrad(clip=0.5, share_scale=True)
+    x = normal((3, 64)) * jnp.array([[1.0], [2.0], [5.0]])
+    keys = jax.random.split(KEY, 3)
+    through_all = jax.vmap(
+        lambda x, key: code.decode(code.encode(x, key), x, None), axis_name=comm.LANES
+    )
+    v = np.stack([oracles.clipped(np.float64(row), 0.5) for row in x])
+    s = np.abs(v).max()
+    for q, row, key in zip(through_all(x, keys), v, keys, strict=True):
+        u = np.float64(uniform(key, (64,)))
+        close(q, s * oracles.up_or_down(row / s, u), edges=2)

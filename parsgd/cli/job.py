@@ -27,13 +27,10 @@ from parsgd.config.targets import ALLOWED
 from parsgd.data.checksum import data_checksum
 from parsgd.errors import FolderError, UserError, reason_of
 from parsgd.progress import Progress
-from parsgd.recorder import measured
+from parsgd.recorder import JobFiles, measured
 from parsgd.results.writing import RESULT
 from parsgd.train import fit
 from parsgd.training.evaluate import best_score
-from parsgd.training.meter import Record
-from parsgd.training.observer import Observer
-from parsgd.training.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -201,57 +198,19 @@ def _agreed(outcome: Outcome) -> Outcome:
     return outcome._replace(status="failed", reason=reason, score=math.nan)
 
 
-class JobRecorder(Observer):
+class JobRecorder(JobFiles):
     """Begins the job's files, appends each record to them, and shows it."""
 
     def __init__(self, folder: Path, display: Progress):
-        self._folder, self.display = folder, display
+        super().__init__(folder, display)
         self.config: dict[str, Any] = {}
         self.lines: tuple[str, ...] = ()
-        self.begun = False
-        self._held = contextlib.ExitStack()
-
-    def begin(self, config: dict[str, Any]) -> None:
-        """Begin the files; the folder is this job's until `close`."""
-        self._held.enter_context(results.held(self._folder))
-        results.begin(self._folder, config)
-        self.begun = True
-
-    def close(self) -> None:
-        """Let go of the folder."""
-        self._held.close()
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Begin the files, and show sizes and placement."""
         # Not before: `fit` has refused by now what it refuses.
-        if cluster.is_first():
-            self.begin(self.config)
-        self.begun = True
-        self.display.start(summary, (*lines, *self.lines))
-
-    def resumed(self, history: Sequence[Record]) -> None:
-        """Write the records of the run that this one goes on from."""
-        # What came after the checkpoint is computed again.
-        for record in history if cluster.is_first() else ():
-            results.append(self._folder, record)
-
-    def progress(self, step: int, steps: int, record: Record) -> None:
-        """Show how far it is."""
-        self.display.progress(step, steps, record)
-
-    def say(self, text: str) -> None:
-        """Show it, and log it."""
-        self.display.say(text)
-
-    def record(self, record: Record) -> None:
-        """Write and show an evaluation."""
-        if cluster.is_first():
-            results.append(self._folder, record)
-        self.display.record(record)
-
-    def end(self, run: Run | None) -> None:
-        """End what is shown; the files end with the job."""
-        self.display.end(run)
+        self.begin(self.config)
+        self._observer.start(summary, (*lines, *self.lines))
 
 
 def _train(

@@ -44,8 +44,8 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
     Args:
         clip: c, in standard deviations; None for no clipping.
         share_scale: Whether s is the largest of all workers' s, as in the paper, where
-            the ternary values themselves can then be added up on the way. That costs
-            one more message, of one number.
+            the ternary values themselves can then be added up on the way. Each clips
+            at its own c sigma all the same. That costs one more message, of one number.
 
     Returns:
         A compressor of ``2 ceil(n / 8) + 4`` bytes.
@@ -68,9 +68,9 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
     if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip}: use a positive number, such as 2.5, or None")
 
-    def quantise(v, factor, start, key):
-        # Within -1 and 1, which is also the clipping: s is c sigma where that is less.
-        q = round_randomly(jnp.clip(v * factor, -1.0, 1.0), key, start)
+    def quantise(v, factor, start, extra):
+        key, bound = extra
+        q = round_randomly(jnp.clip(v * factor, -bound, bound), key, start)
         return jnp.clip(q + 1, 0, 2).astype(jnp.int32).astype(jnp.uint8)
 
     def encode(x: jax.Array, key: Key) -> TernGrad:
@@ -83,9 +83,12 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
             # Squares of very small entries are zero.
             limit = jnp.where(sigma > 0, clip * sigma, scale)
             scale = jnp.where(scale > limit, limit, scale)
+        # In units of s; this is also the clipping, for s is c sigma where that is less.
+        bound = jnp.float32(1.0)
         if share_scale:
-            scale = comm.maximum(scale)
-        codes = map_groups(quantise, v, inverse(scale, 1), None, key)
+            own, scale = scale, comm.maximum(scale)
+            bound = jnp.where(own < scale, own * inverse(scale, 1), bound)[0]
+        codes = map_groups(quantise, v, inverse(scale, 1), None, (key, bound))
         return TernGrad(pack(codes, 2), scale)
 
     def decode(payload: TernGrad, like: Any, key: Key = None) -> jax.Array:

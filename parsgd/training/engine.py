@@ -237,14 +237,14 @@ class Engine:
         """Whether all parameters of all workers are."""
 
         def fn(state):
-            return comm.mean(all_finite(state.params).astype(jnp.float32))
+            return comm.total(jnp.int32(~all_finite(state.params)))
 
         key = "finite"
         if key not in self._programs:
             self._programs[key] = self._compile(fn, (self.shared,), True, (state,), key)
         with cluster.together("looking for numbers that are not finite"):
             found = self._programs[key](state)
-            return float(found.addressable_shards[0].data) == 1
+            return int(found.addressable_shards[0].data) == 0
 
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
         """What one worker sends in one round of H local steps."""

@@ -48,7 +48,7 @@ class Meter:
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
         self._step_seconds = 0.0
         self._loss: float | None = None
-        self._loss_sum, self._loss_rounds = 0.0, 0
+        self._loss_sum, self._loss_steps = 0.0, 0
         self._bad, self._first = 0, ""
         self._sound = True  # whether the last readout was finite
         self._rounds = dict.fromkeys(kinds, 0)
@@ -117,8 +117,8 @@ class Meter:
         rounds = outcome.losses.swapaxes(0, 1).reshape(count, -1).astype(np.float64)
         for i, loss in enumerate(map(self._mean, rounds)):
             self._loss = loss
-            self._loss_sum += loss
-            self._loss_rounds += 1
+            self._loss_sum += h * loss
+            self._loss_steps += h
             self._bad = 0 if math.isfinite(loss) else self._bad + 1
             if self._bad == 1:
                 self._first = first_at_fault(outcome.losses[:, i], before + i * h)
@@ -146,7 +146,7 @@ class Meter:
             "seconds": self.seconds,
             "spread": self.spread,
             "phase": self.phase,
-            "loss": [self._loss, self._loss_sum, self._loss_rounds],
+            "loss": [self._loss, self._loss_sum, self._loss_steps],
         }
 
     def resume(
@@ -174,7 +174,7 @@ class Meter:
             self._bytes_before += sum(n * size for n, size in sent.values())
         self.seconds, self.spread = counts["seconds"], counts["spread"]
         self.phase = counts["phase"]
-        self._loss, self._loss_sum, self._loss_rounds = counts["loss"]
+        self._loss, self._loss_sum, self._loss_steps = counts["loss"]
 
     def cautions(self) -> list[str]:
         """Lines on what few would expect of a run."""
@@ -208,7 +208,7 @@ class Meter:
             "samples": self._plan.samples_until(self.step),
             "epoch": self._plan.epochs_until(self.step),
             "seconds": self.seconds,
-            "batch_loss": self._loss if self._loss_rounds else None,
+            "batch_loss": self._loss if self._loss_steps else None,
             "bytes": self.bytes,
         }
 
@@ -222,9 +222,9 @@ class Meter:
         done = self.progress()
         # A batch's loss is from before its update, so this may be the first to tell.
         self._sound = finite
-        if self._loss_rounds:
-            done["batch_loss"] = self._loss_sum / self._loss_rounds
-            self._loss_sum, self._loss_rounds = 0.0, 0
+        if self._loss_steps:
+            done["batch_loss"] = self._loss_sum / self._loss_steps
+            self._loss_sum, self._loss_steps = 0.0, 0
         rate = self._learning_rate
         done |= scores | {
             "spread": self.spread,
