@@ -49,8 +49,8 @@ def compare(reducer, place, oracle, kept, shape=(12, 8), steps=6, atol=2e-5):
             np.testing.assert_allclose(kept(states)[w, t], own[w], atol=atol)
 
 
-def sent(reducer, shapes, workers):
-    like = {str(s): jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes}
+def sent(reducer, shapes, workers, dtype=jnp.float32):
+    like = {str(s): jax.ShapeDtypeStruct(s, dtype) for s in shapes}
 
     def step(grads):
         return reducer.update(grads, reducer.init(grads))[0]

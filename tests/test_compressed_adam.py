@@ -73,6 +73,24 @@ def test_zero_one_adam_stores_what_workers_share_once():
     assert not any(shared.strategy.error.values())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: one_bit_adam(rate, warmup_steps=4),
+        lambda: zero_one_adam(rate, kappa=2, freeze_step=6, double_steps=2),
+    ],
+)
+def test_parameters_without_a_gradient_stay_where_they_are(make):
+    x, c = problem(3, 12)
+    for k, v in x.items():
+        c[k][:, :, 0] = v[0]  # where the gradient is tanh(0)
+    *_, end = simulate(make(), x, c, workers=3, h=1, optimizer_steps=12)
+    for k, v in x.items():
+        for w in range(3):
+            np.testing.assert_allclose(end[k][w][0], v[0], rtol=1e-6)
+            assert np.abs(end[k][w][1:] - v[1:]).max() > 0.1
+
+
 def test_dense_one_bit_adam_is_adam():
     x, c = problem(4, 6)
     options = {"workers": 4, "h": 1, "optimizer_steps": 6}

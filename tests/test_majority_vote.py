@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from test_comm import over
+from test_strategies import problem, simulate
 
 import parsgd
 from parsgd.reducers import majority_vote
@@ -65,3 +66,19 @@ def test_strategies_hand_on_how_ties_are_decided():
 
         (x,) = over(step, ("vmap", 1, 4), votes).values()
         np.testing.assert_array_equal(x, np.full((4, 2), want))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_signum_votes_on_each_workers_momentum(workers):
+    x, c = problem(workers, 10)
+    method = parsgd.sign_sgd_majority(optax.sgd(0.05), momentum=0.8)
+    ours = simulate(method, x, c, workers=workers, h=1, optimizer_steps=10)
+    x = {k: np.float64(v) for k, v in x.items()}
+    m = {k: np.zeros((workers, *v.shape)) for k, v in x.items()}
+    for t, got in enumerate(ours):
+        for k in x:
+            m[k] = 0.8 * m[k] + np.tanh(x[k] - np.float64(c[k][t]))
+            votes = np.where(m[k] >= 0, 1, -1).sum(0)
+            x[k] = x[k] - 0.05 * np.where(votes >= 0, 1, -1)
+            for w in range(workers):
+                np.testing.assert_allclose(got[k][w], x[k], atol=1e-5)

@@ -56,6 +56,15 @@ def test_a_code_of_ones_own_is_used():
             halves(lambda x, key: jax.random.normal(key, x.shape)),
             "key is None without stochastic=True",
         ),
+        (
+            halves(
+                decode=lambda p, like, key: (
+                    p.astype(like.dtype) - jax.random.uniform(key, like.shape)
+                ),
+                stochastic=True,
+            ),
+            "decode of halves (whose key is None without shared_key=True) failed",
+        ),
     ],
 )
 @pytest.mark.parametrize("reducer", [parsgd.error_feedback, parsgd.ef21])

@@ -81,8 +81,10 @@ def test_B4_B5_full_rank_is_the_exact_mean(rank, dtype):
     outs, states = trajectory(power_sgd(rank), LANES3, g)
     mean, _ = trajectory(all_reduce(), LANES3, g)
     for shape in shapes:
-        rows = int(np.prod(shape[:-1]))
-        thin = len(shape) > 1 and rank * (rows + shape[-1]) < rows * shape[-1]
+        sides = int(np.prod(shape[:-1])), int(np.prod(shape[-1:]))
+        factors = 4 * rank * sum(sides)  # float32
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        thin = len(shape) > 1 and factors < size
         same = np.array_equal(outs[str(shape)], mean[str(shape)])
         assert same != thin, (shape, rank)
         assert (f"['{shape}']" in states.error) == thin

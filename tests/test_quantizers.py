@@ -126,7 +126,7 @@ def test_contraction_constants(v):
 
 
 @pytest.mark.parametrize("name", CODES)
-def test_recovers_after_nan_and_zero(name):
+def test_what_is_not_finite_stays_in_its_block(name):
     code, x = CODES[name], normal((256,))
     before = through(code, x)
     for bad in (jnp.nan, jnp.inf):
@@ -137,8 +137,6 @@ def test_recovers_after_nan_and_zero(name):
             size = BLOCKED[name]
             rest = np.arange(256) // size != 100 // size
             np.testing.assert_array_equal(poisoned[rest], before[rest])
-    through(code, jnp.zeros_like(x))
-    np.testing.assert_array_equal(through(code, x), before)
 
 
 @pytest.mark.parametrize(

@@ -71,20 +71,20 @@ def _table(found: Traffic, title: str) -> Table:
     table.add_column("dtype")
     table.add_column("shape")
     table.add_column("count", justify="right")
-    table.add_column("sent", justify="right", footer=decimal(round(found.bytes)))
+    table.add_column("bytes", justify="right", footer=f"{round(found.bytes):,}")
     for message, times in Counter(found.messages).items():
         table.add_row(
             message.collective,
             message.dtype,
             str([*message.shape]),
             str(message.count * times),
-            decimal(round(message.bytes * times)),
+            f"{round(message.bytes * times):,}",
         )
     if len(found.calls) > 1:
         table.add_section()
         sums = found.by_collective()
         for collective, calls in found.calls.items():
-            size = decimal(round(sums[collective]))
+            size = f"{round(sums[collective]):,}"
             table.add_row(collective, "all", "", str(calls), size)
     return table
 

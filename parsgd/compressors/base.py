@@ -17,7 +17,8 @@ class Compressor(NamedTuple):
             ``key`` is a random key, or None for a code that draws nothing.
         decode: ``(payload, like, key) -> x``, an array of ``like``'s shape and dtype,
             where ``like`` is anything with ``.shape`` and ``.dtype``, and ``key`` is
-            what `encode` got.
+            what `encode` got if ``shared_key``, else None: nobody knows what another
+            worker drew with.
         name: For messages.
         stochastic: Whether the code draws random numbers, and so needs a key.
         shared_key: Whether all workers must draw the same numbers, such as indices

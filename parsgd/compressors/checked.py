@@ -10,6 +10,7 @@ from parsgd.compressors.base import Compressor, Key, Payload
 from parsgd.errors import UserError, first_line, raised_at
 
 _DRAWS = " (whose key is None without stochastic=True)"
+_UNKNOWN = " (whose key is None without shared_key=True)"
 
 
 def checked(compressor: Compressor) -> Compressor:
@@ -43,7 +44,8 @@ def checked(compressor: Compressor) -> Compressor:
         return payload
 
     def decode(payload: Payload, like: Any, key: Key) -> jax.Array:
-        with _named(f"decode of {name}", like):
+        draws = _UNKNOWN if key is None and compressor.stochastic else ""
+        with _named(f"decode of {name}{draws}", like):
             out = compressor.decode(payload, like, key)
         if _kind(out) != _kind(like):
             raise UserError(

@@ -15,7 +15,7 @@ axes; of k coefficients per block each goes as a value and an index in the block
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +59,8 @@ def demo(
     Put plain SGD after it. A leaf of n entries in B blocks sends K = B k coefficients,
     a gather of ``4 K + index_bytes(K, n)`` bytes (see `parsgd.compressors.top_k`). One-
     dimensional leaves, and those for which that is not smaller than the leaf, send all
-    of their momentum: ``out = sign(mean(m))``, and m becomes zero.
+    of their momentum in the leaf's type: ``out = sign(mean(m))``, and m becomes zero,
+    or what rounding left of it.
 
     A gradient that is not finite makes the average of its leaf not finite, and leaves
     the momentum of that leaf as it was, on all workers.
@@ -118,7 +119,8 @@ def demo(
             path: decay * state.momentum[path] + rate * g.astype(jnp.float32)
             for path, g in gradient.items()
         }
-        mean, rest = _exchange(m, chunk, k)
+        types = {path: g.dtype for path, g in gradient.items()}
+        mean, rest = _exchange(m, types, chunk, k)
         out = {p: _sign(x) if sign else x for p, x in mean.items()}
         momentum = {
             path: jnp.where(paths.finite(mean[path]), rest[path], old)
@@ -134,11 +136,14 @@ def _sign(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.sign(x), jnp.nan)
 
 
-def _exchange(m: paths.Arrays, chunk: int, k: int) -> tuple[paths.Arrays, paths.Arrays]:
-    """``(what arrives, what stays)`` of momenta."""
-    codes = {path: _Chunks.of(x, chunk, k) for path, x in m.items()}
-    dense = {path: x for path, x in m.items() if codes[path].why_raw}
-    payload, rest = {}, {path: jnp.zeros_like(x) for path, x in dense.items()}
+def _exchange(
+    m: paths.Arrays, types: Mapping[str, Any], chunk: int, k: int
+) -> tuple[paths.Arrays, paths.Arrays]:
+    """``(what arrives, what stays)`` of momenta, of leaves of these types."""
+    like = {p: jax.ShapeDtypeStruct(x.shape, types[p]) for p, x in m.items()}
+    codes = {path: _Chunks.of(x, chunk, k) for path, x in like.items()}
+    dense = {p: m[p].astype(types[p]) for p in m if codes[p].why_raw}
+    payload, rest = {}, {p: m[p] - x.astype(jnp.float32) for p, x in dense.items()}
     for path in sorted({*m} - {*dense}):
         payload[path], own = codes[path].encode(m[path])
         rest[path] = m[path] - own
@@ -156,20 +161,22 @@ class _Chunks(NamedTuple):
         high: Rows of a block.
         wide: Columns of a block.
         k: Frequencies of a block.
+        itemsize: Bytes of an entry of the leaf.
     """
 
     shape: tuple[int, ...]
     high: int
     wide: int
     k: int
+    itemsize: int
 
     @classmethod
-    def of(cls, m: jax.Array, chunk: int, k: int) -> "_Chunks":
-        """Blocks of at most ``chunk`` rows and columns."""
+    def of(cls, m: Any, chunk: int, k: int) -> "_Chunks":
+        """Blocks of at most ``chunk`` rows and columns, of a leaf like ``m``."""
         last = m.shape[-1] if m.ndim > 1 else 1
         rows = m.size // last if last else 0
         high, wide = _side(rows, chunk), _side(last, chunk)
-        return cls(m.shape, high, wide, min(k, high * wide))
+        return cls(m.shape, high, wide, min(k, high * wide), m.dtype.itemsize)
 
     @property
     def size(self) -> int:
@@ -187,8 +194,8 @@ class _Chunks(NamedTuple):
         if len(self.shape) < 2:
             return SMALL
         sent = self.blocks * self.k
-        fewer = 4 * sent + index_bytes(sent, self.size) < 4 * self.size
-        return "" if fewer else GROWS
+        size = 4 * sent + index_bytes(sent, self.size)
+        return "" if size < self.itemsize * self.size else GROWS
 
     def encode(self, m: jax.Array) -> tuple[Any, jax.Array]:
         """``(payload, what it stands for)``."""

@@ -24,7 +24,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
-from parsgd.compressors.base import SMALL
+from parsgd.compressors.base import GROWS, SMALL
 from parsgd.reducers import paths
 from parsgd.reducers.clip import clipped
 from parsgd.reducers.exchange import Exchange
@@ -120,6 +120,9 @@ def dgc(
             return "empty"
         return f"fewer than min_size={min_size} entries" * (x.size < min_size)
 
+    def shrinks(x) -> bool:
+        return payload_bytes(channel.compressor, x) < x.size * x.dtype.itemsize
+
     def init(params: Any) -> Any:
         arrays, others = paths.split(params, why_raw)
         return DGCState(paths.zeros(arrays | others), paths.zeros(arrays))
@@ -139,7 +142,12 @@ def dgc(
         for path, g in gradient.items():
             step, velocity[path] = _momentum(g, velocity[path], momentum, nesterov)
             accumulated[path] = state.accumulated[path] + step
-        mean, sent = _sparse_mean(accumulated, channel)
+        for path, x in jax.tree.leaves_with_path(updates):
+            paths.note(path, x, why_raw(x) or GROWS * (not shrinks(x)))
+        wide = {p for p, g in gradient.items() if not shrinks(g)}
+        whole = {p: accumulated[p].astype(gradient[p].dtype) for p in wide}
+        sparse = {p: v for p, v in accumulated.items() if p not in wide}
+        mean, sent = _sparse_mean(sparse, whole, channel)
         for path in gradient:
             u, v = velocity[path], jnp.where(sent[path], 0.0, accumulated[path])
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
@@ -162,12 +170,11 @@ def _momentum(g: jax.Array, u: jax.Array, m: float, nesterov: bool) -> tuple:
     return (m * u + g if nesterov else u), u
 
 
-def _sparse_mean(arrays: paths.Arrays, channel: Exchange) -> tuple[dict, dict]:
+def _sparse_mean(
+    sparse: paths.Arrays, whole: paths.Arrays, channel: Exchange
+) -> tuple[dict, dict]:
     """Mean of what the workers send, and where this one sent something."""
-    sparse, dense = {}, {}
-    for path, v in arrays.items():
-        (sparse if payload_bytes(channel.compressor, v) < v.nbytes else dense)[path] = v
     # Its state is for codes that draw numbers and for the two-sided form: this one has
     # none worth keeping, and what is not sent stays in v.
     mean, sent, _, _ = channel.average(sparse, channel.init({}))
-    return mean | comm.mean(dense), {p: x != 0 for p, x in (sent | dense).items()}
+    return mean | comm.mean(whole), {p: x != 0 for p, x in (sent | whole).items()}

@@ -98,13 +98,13 @@ class Exchange(NamedTuple):
             if not flat:
                 return {}, {}
             whole = jnp.concatenate(flat)
-            if (size := self._payload(whole)) > whole.nbytes:
-                one_bit = self.compressor.name == "one_bit"
-                more = ", or take levels=leaf" if one_bit else ""
+            raw = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+            if (size := self._payload(whole)) > raw:
+                more = ", or take levels=leaf" * (self.compressor.name == "one_bit")
                 raise UserError(
                     f"bucket=True with {self.compressor.name}: the message of all "
                     f"arrays as one, {size} bytes, would be larger than the arrays "
-                    f"themselves, {whole.nbytes}: leave bucket out{more}"
+                    f"themselves, {raw}: leave bucket out{more}"
                 )
             for path, x in jax.tree.leaves_with_path(tree):
                 paths.note(path, x, "", "compressed, all arrays as one")
@@ -185,8 +185,8 @@ class Exchange(NamedTuple):
             one = like[path] = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
             own = drawn[path][1]
             payload[path] = jax.vmap(self._encoded)(stripes, columns[path], own)
-            decoded = jax.vmap(lambda p, k, one=one: code.decode(p, one, k))
-            sent[path] = unstriped(decoded(payload[path], own), v)
+            decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
+            sent[path] = unstriped(decoded(payload[path]), v)
         for path, mine in comm.all_to_all(payload).items():
             total = mean_of_decoded(code, mine, like[path], None) + owner_error[path]
             own = jnp.asarray(columns[path])[comm.rank()]
@@ -261,10 +261,8 @@ def exchange(
 
 def _bucket(tree: Any) -> str:
     """Name of the flat array of a tree: another for other paths or shapes."""
-    parts = [
-        f"{jax.tree_util.keystr(path)} {x.shape}"
-        for path, x in jax.tree.leaves_with_path(tree)
-    ]
+    leaves = jax.tree.leaves_with_path(tree)
+    parts = (f"{jax.tree_util.keystr(path)} {x.shape}" for path, x in leaves)
     return f"bucket {zlib.crc32(' '.join(parts).encode()):08x}"
 
 
@@ -283,11 +281,13 @@ def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
 def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
     """``(mean, sent, good)`` by any code."""
     payload = {p: compressor.encode(v, keys[p]) for p, v in arrays.items()}
-    sent = {p: compressor.decode(payload[p], v, keys[p]) for p, v in arrays.items()}
+    # Nobody knows what the others drew with, unless all draw the same.
+    known = keys if compressor.shared_key else dict.fromkeys(keys)
+    sent = {p: compressor.decode(payload[p], v, known[p]) for p, v in arrays.items()}
     gathered, mean = comm.gather(payload), sent
     if comm.world() > 1:
         mean = {
-            path: mean_of_decoded(compressor, payloads, arrays[path], keys[path])
+            path: mean_of_decoded(compressor, payloads, arrays[path], known[path])
             for path, payloads in gathered.items()
         }
     good = {p: mean_is_finite(compressor, gathered[p], v) for p, v in mean.items()}

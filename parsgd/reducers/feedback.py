@@ -8,6 +8,7 @@ Schemes", ICML 2019; Richtarik et al., "EF21", NeurIPS 2021.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from parsgd import comm
@@ -63,7 +64,8 @@ def error_feedback(
         v = g + e,   q = decode(encode(v)),   e <- v - q,   g <- mean(q)
 
     so ``q + e_new = g + e_old`` to rounding, and the average has the same bits on every
-    worker. Where the average is not finite all residuals stay as they were. After an
+    worker. In half precision e also keeps what rounding the average to the leaf's type
+    loses. Where the average is not finite all residuals stay as they were. After an
     optimizer (``chain(optax.sgd(lr), error_feedback(...))``) the residual is in units
     of the step, as in EF-signSGD; before one, in units of the gradient.
 
@@ -101,6 +103,13 @@ def error_feedback(
             for path, v in total.items()
         }
         reduced = channel.join(mean, comm.mean(raw), updates)
+        if any(x.dtype.itemsize < 4 for x in jax.tree.leaves(updates)):
+            # What rounding to the leaf's type loses of the average, all workers owe.
+            applied, _ = channel.split(reduced)
+            error = {
+                path: jnp.where(good[path], e + (mean[path] - applied[path]), e)
+                for path, e in error.items()
+            }
         return reduced, FeedbackState(error, inner)
 
     return optax.GradientTransformation(init, update)

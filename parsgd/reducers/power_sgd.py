@@ -66,8 +66,8 @@ def power_sgd(
         warm_start: Start each step from the Q of the last; else from a new random one.
         iterations: Power iterations per step, 1 or more; the paper's warm start makes
             one enough.
-        min_compression: Compress a leaf only if ``m n > min_compression r (m + n)``; 1
-            or more.
+        min_compression: Compress a leaf only if its bytes are more than so many times
+            ``4 r (m + n)``, those of P and Q; 1 or more.
         feedback: Keep what was not sent and add it to the next gradient.
         seed: Of Q, the same on all workers.
 
@@ -103,10 +103,11 @@ def power_sgd(
     def why_raw(x) -> str:
         if len(x.shape) < 2:
             return SMALL
-        m, n = _matrix_shape(x)
-        if m * n <= rank * (m + n):
+        # P and Q are float32, whatever the leaf is.
+        size, sent = x.size * x.dtype.itemsize, 4 * rank * sum(_matrix_shape(x))
+        if size <= sent:
             return GROWS
-        small = m * n <= min_compression * rank * (m + n)
+        small = size <= min_compression * sent
         return f"not smaller by min_compression={min_compression:g}" * small
 
     def random_q(x, step, number) -> jax.Array:

@@ -197,12 +197,10 @@ def average(
     live, _ = channel.split(nu)
     total = {path: v + error[path] for path, v in compressed.items()}
     mean, sent, good, new = channel.average(total, state)
-    left, owed = {}, dict(new.owner_error)
+    left = {}
     for path, v in total.items():
         rest = jnp.where(live[path] > 0, v - sent[path], 0.0)
         left[path] = jnp.where(good[path], rest, error[path])
-        if path in owed:
-            owed[path] = jnp.where(good[path], owed[path], state.owner_error[path])
     out = channel.join(mean, comm.mean(raw), tree)
     out = jax.tree.map(lambda m, v: jnp.where(v > 0, m, 0.0), out, nu)
-    return out, left, new._replace(owner_error=owed)
+    return out, left, new
