@@ -1,6 +1,7 @@
 """What a report says about its own table: what is left out, and what not to trust."""
 
 import io
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from parsgd import report, results
 from parsgd.errors import UserError
 from parsgd.report import terminal
-from parsgd.report.answer import sentences, tiles
+from parsgd.report.answer import ALIKE, SIMULATED, sentences, tiles
 from parsgd.report.remarks import set_aside
 from parsgd.report.study import study
 
@@ -282,4 +283,65 @@ def test_the_most_accurate_is_not_told_apart_from_those_within_its_error(tmp_pat
             job(folder, workers=workers, seed=seed, last=middle + away)
     _, found = answer(tmp_path, target=0.5)
     (tile,) = [tile for tile in found if tile.title == "Most accurate"]
-    assert tile.note == "n = 2; 1 more within two standard errors"
+    assert tile.note == f"n = 2; 1 more {ALIKE}"
+
+
+@pytest.mark.parametrize("away, told", [(0.001, True), (0.0001, False)])
+def test_two_runs_of_each_tell_little_apart(tmp_path, away, told):
+    """Two standard errors are too few for two runs: t at 95 % is 4.3 and more."""
+    for workers, middle in ((1, 0.9), (2, 0.897)):
+        for seed, sign in enumerate((-1, 1)):
+            folder = tmp_path / f"{workers}-{seed}"
+            job(folder, workers=workers, seed=seed, last=middle + sign * away)
+    _, found = answer(tmp_path, target=0.5)
+    (tile,) = [tile for tile in found if tile.title == "Most accurate"]
+    assert (ALIKE in tile.note) == told
+
+
+def test_lanes_of_one_device_do_not_say_whether_parallel_training_pays(tmp_path):
+    for workers in (1, 2):
+        place = {"kind": "vmap", "devices": 1, "lanes": workers}
+        summary = LONG | {"placement": place}
+        job(tmp_path / f"{workers}", workers=workers, seconds=workers, summary=summary)
+    said, _ = answer(tmp_path)
+    assert SIMULATED in said and "did not pay" not in said
+
+
+def test_costs_of_a_part_of_the_runs_are_marked_all_alike(tmp_path):
+    for seed, last in enumerate((0.9, 0.5)):
+        job(tmp_path / str(seed), seed=seed, last=last)
+    job(tmp_path / "other", workers=2)
+    (row,) = [row for row in rows(printed(tmp_path)) if "1 of 2" in row]
+    assert row.count("(1 of 2)") == 3  # seconds, samples and bytes
+
+
+def test_the_error_of_samples_is_shown(tmp_path):
+    for seed, samples in enumerate((400, 600)):
+        job(tmp_path / str(seed), seed=seed, samples=samples)
+    assert "500 ± 100" in printed(tmp_path)
+
+
+def test_how_finely_costs_are_known_is_said(tmp_path):
+    for workers in (1, 2):
+        job(tmp_path / str(workers), workers=workers)
+    assert "evaluated every 500 samples: smaller" in printed(tmp_path)
+    assert "evaluated every" not in printed(tmp_path / "1")
+
+
+def test_a_row_that_ends_below_the_target_that_it_reached_is_named(tmp_path):
+    lines = [line(0, 0.1), line(4, 0.85, samples=250, seconds=0.1, bytes=1)]
+    lines += [line(9, 0.7, samples=500, seconds=0.2, bytes=2)]
+    write_job(tmp_path / "back", lines, summary=SHORT)
+    job(tmp_path / "up", workers=2)
+    said = printed(tmp_path)
+    assert "ended below it: local_sgd, workers=4 (0.7000)" in said, said
+
+
+def test_rows_of_different_versions_are_named(tmp_path):
+    for seed, jax in enumerate(("0.10.1", "0.10.2")):
+        job(tmp_path / str(seed), seed=seed)
+        file = tmp_path / str(seed) / "result.json"
+        result = json.loads(file.read_text())
+        result |= {"versions": {"jax": jax}, "machine": {"cpu": "a", "cores": 2}}
+        file.write_text(json.dumps(result))
+    assert "a mean over runs of different versions or machines" in printed(tmp_path)

@@ -5,10 +5,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from scipy.special import stdtrit
+
 from parsgd.report.study import Part
 from parsgd.results.export import plus_minus, seconds, size
 from parsgd.results.ranking import always_reached, reached_in_all
 from parsgd.words import number
+
+ALIKE = "not told apart from it by Welch's t-test at 95 %"
+SIMULATED = (
+    "workers share a device in these runs, which says nothing of workers with devices "
+    "of their own"
+)
 
 Row = dict[str, Any]
 Form = Callable[[Row], str]
@@ -120,16 +128,28 @@ def _ties(winner: Row, rows: Sequence[Row], key: str) -> str:
 
 
 def _near(winner: Row, rows: Sequence[Row], key: str) -> list[Row]:
-    """Others whose value differs by less than two standard errors."""
-    error = winner.get(f"{key}_sem")
-    if error is None:
+    """Others that the runs do not tell apart from the winner."""
+    if winner.get(f"{key}_sem") is None:
         return []
     known = [row for row in rows if row is not winner and row[f"{key}_sem"] is not None]
-    return [
-        row
-        for row in known
-        if abs(row[key] - winner[key]) < 2 * math.hypot(row[f"{key}_sem"], error)
-    ]
+    return [row for row in known if _alike(row, winner, key)]
+
+
+def _alike(one: Row, other: Row, key: str) -> bool:
+    """Whether Welch's t-test finds no difference between two means, at 95 %."""
+    squares = [row[f"{key}_sem"] ** 2 for row in (one, other)]
+    if not any(squares):
+        return one[key] == other[key]
+    free = [max(1, _count(row, key) - 1) for row in (one, other)]
+    parts = sum(s**2 / f for s, f in zip(squares, free, strict=True))
+    bound = float(stdtrit(sum(squares) ** 2 / parts, 0.975))
+    return abs(one[key] - other[key]) < bound * math.sqrt(sum(squares))
+
+
+def _count(row: Row, key: str) -> int:
+    """How many runs a mean is of: those that reached the target, of a cost to it."""
+    to_target = key.endswith("_to_target")
+    return int(row["reached"].partition(" ")[0]) if to_target else row["n"]
 
 
 def _within(winner: Row, rows: Sequence[Row], key: str) -> str:
@@ -139,7 +159,7 @@ def _within(winner: Row, rows: Sequence[Row], key: str) -> str:
         for row in _near(winner, rows, key)
         if not math.isclose(row[key], winner[key])
     ]
-    return f"; {len(near)} more within two standard errors" if near else ""
+    return f"; {len(near)} more {ALIKE}" if near else ""
 
 
 def _soonest(sure: Sequence[Row]) -> list[str]:
@@ -171,28 +191,34 @@ def _fewest_samples(sure: Sequence[Row]) -> list[str]:
 
 
 def _close(winner: Row, others: Sequence[Row]) -> list[str]:
-    """Those whose time differs from the winner's by less than two standard errors."""
+    """Those whose time is not told apart from the winner's."""
     near = _near(winner, others, "seconds_to_target")
     if not near:
         return []
     named = [f"{row['configuration']} ({_seconds(row)})" for row in near[:2]]
     more = f" and {len(near) - 2} more" if len(near) > 2 else ""
-    return [
-        f"Not told apart from it, within two standard errors: {'; '.join(named)}{more}."
-    ]
+    return [f"{ALIKE[0].upper()}{ALIKE[1:]}: {'; '.join(named)}{more}."]
 
 
 def _against_one_worker(winner: Row, sure: Sequence[Row]) -> list[str]:
     if winner["workers"] == 1:
-        return ["That is one worker: here parallel training did not pay."]
+        shared = any(_simulated(row) for row in sure)
+        more = SIMULATED if shared else "here parallel training did not pay"
+        return [f"That is one worker: {more}."]
     alone = next((row for row in sure if row["workers"] == 1), None)
     if alone is None or not winner["seconds_to_target"]:
         return []
     ratio = alone["seconds_to_target"] / winner["seconds_to_target"]
     return [
         f"The soonest with one worker, {alone['configuration']}, takes "
-        f"{_seconds(alone)}: {number(ratio)} times as long."
+        f"{_seconds(alone)}: {number(ratio)} times as long"
+        f"{f'; {SIMULATED}' if _simulated(winner) else ''}."
     ]
+
+
+def _simulated(row: Row) -> bool:
+    """Whether workers shared a device."""
+    return bool(row["placement"]) and not row["placement"].endswith(" x 1 lane")
 
 
 def _target(part: Part) -> str:

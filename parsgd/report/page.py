@@ -98,7 +98,8 @@ def _subtitle(study: Study) -> str:
 
 def _answers(study: Study) -> str:
     said = [_answer(part, len(study.parts) > 1) for part in study.parts]
-    said += map(_paragraph, doubts([e.group for e in _entries(study)]))
+    goals = {part.task: part.target for part in study.parts}
+    said += map(_paragraph, doubts([e.group for e in _entries(study)], goals))
     return "".join(said)
 
 

@@ -1,5 +1,7 @@
 """What a reader of the table must know, in the words of console and page alike."""
 
+import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
@@ -8,6 +10,7 @@ from parsgd.flat import leaves
 from parsgd.results import Group, Target
 from parsgd.results.export import no_spread
 from parsgd.results.ranking import SHORT, describe_sort
+from parsgd.results.target import reached
 from parsgd.results.varied import is_seed
 from parsgd.words import counted
 
@@ -47,12 +50,20 @@ def table_notes(
         of = f" of {task}" if len(goals) > 1 else ""
         value = "none" if goal.value is None else f"accuracy {goal.value:g}"
         lines += [f"target{of}: {value} ({goal.origin})", goal.caution]
-    return [*filter(None, [*lines, *doubts(groups)])]
+    return [*filter(None, [*lines, *doubts(groups, goals)])]
 
 
-def doubts(groups: Sequence[Group]) -> list[str]:
-    """What in the rows may not be what one takes it for."""
-    return [*filter(None, [_sends_nothing(groups), _mixed_data(groups)])]
+def doubts(groups: Sequence[Group], goals: Mapping[str, Target]) -> list[str]:
+    """What in the rows may not be what one takes it for.
+
+    Args:
+        groups: Configurations.
+        goals: The target of each task.
+    """
+    found = [_sends_nothing(groups), _mixed_data(groups), _mixed_places(groups)]
+    if len(groups) > 1 and any(goal.value is not None for goal in goals.values()):
+        found += [_resolution(groups), _fell_back(groups, goals)]
+    return [*filter(None, found)]
 
 
 def _sends_nothing(groups: Sequence[Group]) -> str:
@@ -88,6 +99,54 @@ def _mixed_data(groups: Sequence[Group]) -> str:
         "differ). If that is not meant, tell what differs (in a script "
         "parsgd.Recorder(..., config={...}))"
     )
+
+
+def _mixed_places(groups: Sequence[Group]) -> str:
+    """Rows that average runs of different versions or machines."""
+    found = []
+    for group in groups:
+        done = [job for job in group.jobs if job.versions and job.machine]
+        kinds = {
+            (*job.versions.items(), job.machine.get("cpu"), job.machine.get("cores"))
+            for job in done
+        }
+        if len(kinds) > 1:
+            found.append(group.label)
+    if not found:
+        return ""
+    return (
+        f"{_named(found)}: a mean over runs of different versions or machines, of "
+        "which times do not compare"
+    )
+
+
+def _fell_back(groups: Sequence[Group], goals: Mapping[str, Target]) -> str:
+    """Rows that reached the target, and ended below it."""
+    found = []
+    for group in groups:
+        goal = goals[group.task].value
+        done = group.with_status("completed")
+        if goal is None or not all(reached(job, goal) for job in done):
+            continue
+        ends = [(job.final or {}).get("test_accuracy") for job in done]
+        known = [x for x in ends if x is not None]
+        if known and (end := sum(known) / len(known)) < goal:
+            found.append(f"{group.label} ({end:.4f})")
+    return f"reached the target and ended below it: {_named(found)}" if found else ""
+
+
+def _resolution(groups: Sequence[Group]) -> str:
+    """How finely samples to a target are known: evaluations lie apart."""
+    gaps = []
+    for group in groups:
+        for job in group.with_status("completed"):
+            seen = [line.get("samples") for line in job.metrics]
+            known = [x for x in seen if x is not None]
+            gaps += [b - a for a, b in itertools.pairwise(known)]
+    if not gaps:
+        return ""
+    usual = round(statistics.median(gaps))
+    return f"evaluated every {usual:,} samples: smaller differences are not resolved"
 
 
 def _named(labels: Sequence[str]) -> str:

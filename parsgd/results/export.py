@@ -176,10 +176,10 @@ def _text(row: dict, name: str) -> str:
         return MISSING
     if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
-    if name == "seconds_to_target":
-        text = seconds(value, row["seconds_to_target_sem"])
+    if name.endswith("_to_target"):
+        text = _cost(row, name)
         k, _, m = row["reached"].partition(" of ")
-        # Of a part of the runs, which is no time of the configuration.
+        # Of a part of the runs, which is no cost of the configuration.
         return text if k == m else f"{text} ({row['reached']})"
     if name in COLUMNS and COLUMNS[name].unit == "B":
         return size(value)
@@ -188,6 +188,15 @@ def _text(row: dict, name: str) -> str:
     if isinstance(value, int):
         return str(value)
     return number(value) if isinstance(value, int | float) else value or MISSING
+
+
+def _cost(row: dict, name: str) -> str:
+    value, sem = row[name], row[f"{name}_sem"]
+    if name == "seconds_to_target":
+        return seconds(value, sem)
+    if name == "bytes_to_target":
+        return size(value)
+    return number(value) + ("" if sem is None else f" ± {number(sem)}")
 
 
 def _cell(value: str) -> str:
