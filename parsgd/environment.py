@@ -1,6 +1,8 @@
 """Versions and machine, so that a number can carry where it was measured."""
 
+import functools
 import platform
+import subprocess
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +12,7 @@ import psutil
 
 from parsgd import cores
 
-PACKAGES = ("parsgd", "jax", "flax", "optax", "numpy")
+PACKAGES = ("parsgd", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions() -> dict[str, str | None]:
@@ -20,10 +22,10 @@ def versions() -> dict[str, str | None]:
 
     Example:
         >>> sorted(versions())
-        ['flax', 'jax', 'numpy', 'optax', 'parsgd', 'python']
+        ['commit', 'flax', 'jax', 'jaxlib', 'numpy', 'optax', 'parsgd', 'python']
     """
     found: dict[str, str | None] = {name: _version(name) for name in PACKAGES}
-    return found | {"python": platform.python_version()}
+    return found | {"python": platform.python_version(), "commit": _commit()}
 
 
 def machine(devices: Iterable[object] = ()) -> dict[str, Any]:
@@ -51,6 +53,22 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Of the checkout that the package runs from, with a mark where files differ."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def _cpu_name() -> str:

@@ -112,9 +112,9 @@ def other_versions(
     """
     without = "not installed"
     changed = [
-        f"{name} {old.get(name) or without}, now {new.get(name) or without}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
+        f"{name} {before or without}, now {new.get(name) or without}"
+        for name, before in old.items()
+        if before != new.get(name) and not (name == "commit" and before is None)
     ]
     if not changed:
         return []

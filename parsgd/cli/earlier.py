@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,32 @@ from parsgd.training.evaluate import best_score
 DONE = ("completed", "diverged")
 
 
-def settled(folder: Path, config: dict[str, Any], data: str | None = None) -> str:
+CHECKSUMS = {"data_checksum": "the data themselves", "code_checksum": "your own code"}
+
+
+def settled(
+    folder: Path, config: dict[str, Any], sums: Mapping[str, str | None] | None = None
+) -> str:
     """The status of this config's run in the folder, if it need not be repeated.
 
     Args:
         folder: The job's own.
         config: As it is stored.
-        data: The checksum of its data; None compares the configs only.
+        sums: Its `CHECKSUMS`; None compares the configs only.
     """
     result = _result(folder)
-    same = result.get("config") == _stored(config) and _same_data(result, data)
+    same = result.get("config") == _stored(config) and not _others(result, sums or {})
     return result["status"] if same and result.get("status") in DONE else ""
 
 
-def _same_data(result: dict[str, Any], data: str | None) -> bool:
-    before = (result.get("summary") or {}).get("data_checksum")
-    return data is None or before in (None, data)
+def _others(result: dict[str, Any], sums: Mapping[str, str | None]) -> list[str]:
+    """Which checksums are not those of the result, in words."""
+    before = result.get("summary") or {}
+    return [
+        CHECKSUMS[key]
+        for key, value in sums.items()
+        if None not in (value, before.get(key)) and value != before[key]
+    ]
 
 
 def is_same(begun: dict[str, Any], config: dict[str, Any]) -> bool:
@@ -50,8 +61,10 @@ def is_same(begun: dict[str, Any], config: dict[str, Any]) -> bool:
     return old.keys() == new.keys() and all(old[key] == known[key] for key in known)
 
 
-def refuse_other(folder: Path, config: dict[str, Any], data: str) -> None:
-    """Refuse to write over what another config, or other data, gave.
+def refuse_other(
+    folder: Path, config: dict[str, Any], sums: Mapping[str, str | None]
+) -> None:
+    """Refuse to write over what another config, other data or other code gave.
 
     Raises:
         FolderError: Names what differs.
@@ -61,8 +74,7 @@ def refuse_other(folder: Path, config: dict[str, Any], data: str) -> None:
         return
     old, new = leaves(result.get("config") or {}), leaves(_stored(config))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if not _same_data(result, data):
-        changed.append("the data themselves")
+    changed += _others(result, sums)
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise FolderError(
         f"{folder} holds the result of another run, which differs in "

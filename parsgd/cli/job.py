@@ -23,6 +23,7 @@ from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
 from parsgd.cluster.alike import check_alike
 from parsgd.config.objects import Built, as_stored, build, task_of
+from parsgd.config.own_code import code_checksum
 from parsgd.config.targets import ALLOWED
 from parsgd.data.checksum import data_checksum
 from parsgd.errors import FolderError, UserError, reason_of
@@ -104,7 +105,7 @@ def _run_job(
     back = saving.goes_back(cfg)  # to before its end
     done = "" if back else settled(folder, config)
     if done:
-        done = settled(folder, config, _data(config, allowed))
+        done = settled(folder, config, _checksums(config, allowed))
     if done := cluster.agree("settled", done):
         return _skipped(folder, done)
     try:
@@ -115,17 +116,21 @@ def _run_job(
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         with cluster.busy():
-            data = data_checksum(built.task.data)
-        done = "" if back else settled(folder, config, data)
+            sums = {
+                "data_checksum": data_checksum(built.task.data),
+                "code_checksum": code_checksum(config),
+            }
+        done = "" if back else settled(folder, config, sums)
         if done := cluster.agree("settled", done):
             return _skipped(folder, done)
         if back:
             saving.refuse_none(folder, cfg)
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             if alone:
-                refuse_other(folder, config, data)
+                refuse_other(folder, config, sums)
             recorder.say(
-                "its config or data have changed, or it did not end: it is run again"
+                "its config, data or own code have changed, or it did not end: it is "
+                "run again"
             )
         checkpoints = saving.checkpoints(cfg, folder, overrides)
         trained: tuple[Outcome, dict[str, Any]] | None = None
@@ -175,13 +180,14 @@ def _run_job(
     return outcome
 
 
-def _data(config: Mapping[str, Any], allowed: Sequence[str]) -> str | None:
-    """The checksum of a job's data; None if they cannot be loaded any more."""
-    try:
-        with cluster.busy():
-            return data_checksum(task_of(config, allowed).data)
-    except UserError:
-        return None
+def _checksums(
+    config: Mapping[str, Any], allowed: Sequence[str]
+) -> dict[str, str | None]:
+    """Of a job's code and data; None for data that cannot be loaded any more."""
+    data = None
+    with cluster.busy(), contextlib.suppress(UserError):
+        data = data_checksum(task_of(config, allowed).data)
+    return {"data_checksum": data, "code_checksum": code_checksum(config)}
 
 
 def _agreed(outcome: Outcome) -> Outcome:
@@ -228,7 +234,8 @@ def _train(
         **built.arguments,
     )
     found = measured(run)
-    found["summary"] |= built.facts | {"peak_memory_bytes": peak_memory()}
+    code = {"code_checksum": code_checksum(built.config)}
+    found["summary"] |= built.facts | code | {"peak_memory_bytes": peak_memory()}
     return Outcome(run.status, run.reason, score=best_score(run.history)), found
 
 

@@ -72,7 +72,7 @@ def call(
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(no_target(node, key))
-    for place, inner in _calls(node, key):
+    for place, inner in calls(node, key):
         target = inner["_target_"]
         if not isinstance(target, str) or target.partition(".")[0] not in allowed:
             raise UserError(
@@ -135,16 +135,16 @@ def no_target(node: Any, key: str) -> str:
     )
 
 
-def _calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every node with a ``_target_`` in a config, with the place where it stands."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield key, node
         for name, value in node.items():
-            yield from _calls(value, f"{key}.{name}")
+            yield from calls(value, f"{key}.{name}")
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
-            yield from _calls(value, f"{key}[{i}]")
+            yield from calls(value, f"{key}[{i}]")
 
 
 def _check_origin(place: str, target: str, found: Any) -> None:
