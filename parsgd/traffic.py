@@ -30,8 +30,8 @@ from jax.interpreters import partial_eval
 from parsgd.comm import DEVICES
 
 BRANCHES = (
-    "bytes are the most that a worker may send: of branches (lax.cond) the one that "
-    "sends most is counted in every round"
+    "bytes are the most that a worker may send: of the branches of each lax.cond the "
+    "one that sends most is counted, in every round"
 )
 
 

@@ -63,8 +63,9 @@ def fit(
     """Train ``task`` with ``strategy`` on W workers.
 
     Each worker takes ``local_steps`` optimizer steps on its own batches, then they
-    synchronise: that is a round. The budget counts the work of all workers, so runs
-    with equal ``epochs`` or ``samples`` see equally many samples whatever W is.
+    synchronise: that is a round. The budget counts the work of all workers: runs of
+    equal ``samples`` agree to within one global batch whatever W is, those of equal
+    ``epochs`` but for what ``tail="drop"`` leaves out.
 
     Args:
         task: Data, model and loss, such as ``parsgd.digits()``.

@@ -7,6 +7,7 @@ import pytest
 from composed import build
 
 from parsgd import UserError, scaling
+from parsgd.config.targets import ALLOWED
 from parsgd.training.plan import make_plan
 
 RULES = (scaling.none, scaling.linear, scaling.sqrt, scaling.adam_sqrt)
@@ -116,3 +117,14 @@ def test_D4_a_warm_up_of_the_whole_run_is_told(epochs, warned):
     lines = build("scaling=linear", "workers=4", f"epochs={epochs}").lines
     assert any("no step has the full rate of 0.4" in line for line in lines) == warned
     assert len(build("scaling=linear", "workers=1", f"epochs={epochs}").lines) == 1
+
+
+def test_an_optimizer_is_known_by_its_functions(tmp_path, monkeypatch):
+    (tmp_path / "two_batches.py").write_text(
+        "import optax\n\ndef made(learning_rate, momentum, nesterov):\n"
+        "    return optax.MultiSteps(optax.sgd(learning_rate), 2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = {"allowed": (*ALLOWED, "two_batches")}
+    made = build("optimizer._target_=two_batches.made", "strategy=single", **named)
+    assert callable(made.strategy.init)

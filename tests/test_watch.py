@@ -1,6 +1,7 @@
 """Who is missed by the other processes of a run, and why."""
 
 import time
+import zlib
 
 import pytest
 
@@ -30,9 +31,11 @@ def two(monkeypatch):
     watch._store, watch._processes, watch.timeout = store, 2, 60.0
     watch._seen = {0: ("", 100.0), 1: ("", 100.0)}
 
-    def later(seconds, stage, failure="", left=0):
+    def later(seconds, stage, failure="", left=0, what=None):
         now[0] += seconds
-        store.values["parsgd/alive/1"] = f"{now[0]} {stage} {left} {failure}"
+        named = watch._named if what is None else zlib.crc32(what.encode())
+        sign = f"{now[0]} {stage} {left} {named} {failure}"
+        store.values["parsgd/alive/1"] = sign
         return watch._missing(DEAD_SECONDS)
 
     return watch, later
@@ -89,6 +92,17 @@ def test_who_hangs_in_what_another_has_left_says_so_itself(two):
     assert later(1000, 1, left=1) is None
     watch.enter("the readout")
     assert later(59, 2, left=1) is None
+
+
+def test_processes_that_wait_for_different_things_are_told_apart(two):
+    watch, later = two
+    watch.enter("the readout")
+    assert later(59, 1, what="saving a checkpoint") is None
+    missing = later(2, 1, what="saving a checkpoint")
+    assert "process 1 of 2 waits in something else than the readout" in missing
+    assert later(1, 1, what="the readout") is None
+    watch.enter("the end", patient=True)
+    assert later(500, 2, what="another") is None
 
 
 def test_a_store_that_is_gone_ends_all(two):

@@ -1,5 +1,6 @@
 """What all processes of a run find out together about a folder of checkpoints."""
 
+import json
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -8,6 +9,8 @@ from typing import Any, TypeVar
 
 from parsgd import cluster
 from parsgd.checkpoint.lock import owner
+from parsgd.checkpoint.settings import NEWEST
+from parsgd.checkpoint.store import Store
 from parsgd.errors import FolderError, UserError, first_line
 
 T = TypeVar("T")
@@ -31,6 +34,40 @@ class CheckpointLost(UserError):
             f"which goes on from step {step}"
         )
         self.lines = lines
+
+
+def offered(
+    store: Store, wanted: str | int, *, needed: bool = False
+) -> tuple[list[int], int]:
+    """The steps of all checkpoints, the newest first, and the one that is meant.
+
+    As process 0 sees them: over NFS, and while another run writes, processes may see
+    different ones at the same time.
+
+    Args:
+        store: Of the folder.
+        wanted: As for `Store.chosen`.
+        needed: Whether there must be one. Else the newest of none is 0.
+
+    Raises:
+        FolderError: There is no such checkpoint.
+    """
+    found: dict[str, Any] = {"steps": [], "chosen": 0, "why": ""}
+    if cluster.is_first():
+        try:
+            found["steps"] = store.steps()
+            if found["steps"] or needed or wanted != NEWEST:
+                found["chosen"] = store.chosen(wanted)
+        except UserError as error:
+            found["why"] = str(error)
+    found = json.loads(cluster.agree("checkpoints on offer", json.dumps(found)))
+    if found["why"]:
+        raise FolderError(found["why"])
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not {*found["steps"]} <= {*store.steps()} and time.monotonic() < deadline:
+        time.sleep(0.1)
+        store.look_again()
+    return found["steps"], found["chosen"]
 
 
 def by_all(read: Callable[[], T]) -> T:

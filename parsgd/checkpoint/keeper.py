@@ -19,6 +19,7 @@ from parsgd.checkpoint.agreed import (
     Unreadable,
     by_all,
     by_the_first,
+    offered,
     shared_by_all,
 )
 from parsgd.checkpoint.lock import locked
@@ -30,7 +31,6 @@ from parsgd.checkpoint.names import (
 )
 from parsgd.checkpoint.settings import (
     FORMAT,
-    NEWEST,
     Checkpoints,
     check_format,
 )
@@ -104,10 +104,8 @@ class _Saving(Keeper):
 
     def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
         self._facts = facts
-        steps = self.store.steps()
         # A step that is named must be there; else a run may be at its start.
-        named = self.settings.step != NEWEST
-        chosen = self.store.chosen(self.settings.step) if steps or named else 0
+        steps, chosen = offered(self.store, self.settings.step)
         for step in [step for step in steps if step <= chosen]:
             try:
                 meta = self.store.meta(step)
@@ -129,10 +127,9 @@ class _Saving(Keeper):
         return None
 
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
-        steps = self.store.steps()
+        steps, chosen = offered(self.store, self.settings.step)
         if not steps:
             return None
-        chosen = self.store.chosen(self.settings.step)
         newer = [step for step in steps if step > chosen]
         steps = steps[len(newer) :]
         template = engine.init(key)

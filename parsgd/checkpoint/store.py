@@ -176,6 +176,10 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 path.rename(free(path.with_name(path.name + suffix)))
         cluster.agree("set aside", "")  # before the others look
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take notice of what others have changed in the folder."""
         self._manager.reload()
 
     def close(self) -> None:

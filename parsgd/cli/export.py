@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
+from parsgd.checkpoint.agreed import offered
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
@@ -148,7 +149,7 @@ def load(
 
 
 def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
-    chosen = store.chosen(step)
+    _, chosen = offered(store, step, needed=True)
     meta = _read(store, chosen, store.meta)
     check_format(meta, store.folder)
     if meta["workers"] % cluster.processes():

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from typing import Any, NamedTuple
 
 LOST = "the store of the run, a process that process 0 has started, is gone"
@@ -28,12 +29,14 @@ FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
 class _Sign(NamedTuple):
     """What is known of another process, with seconds since it wrote and failed.
 
-    It has come to the stage `reached`, and stage `left` is behind it.
+    It has come to the stage `reached`, which is `named` so by a checksum of its words,
+    and stage `left` is behind it.
     """
 
     silent: float
     reached: int
     left: int = 0
+    named: int = 0
     failure: str = ""
     failing: float = 0.0
 
@@ -49,6 +52,7 @@ class Watch:
         self._stuck = math.inf  # since when what it waits in cannot end
         self.busy = False  # whether the others have to be patient
         self._stage, self._left, self._what, self._since = 0, 0, "", 0.0
+        self._named = 0
         self._patience = 0.0  # seconds for those that have not come
         self._all_since = 0.0  # when all had come, as far as is known
         self._count = 0
@@ -97,6 +101,7 @@ class Watch:
         with self._lock:
             self._stage += 1
             self._what, self._since = what, time.monotonic()
+            self._named = zlib.crc32(what.encode())
             self._all_since = self._since
             self._patience = math.inf if patient else self.timeout
 
@@ -125,7 +130,7 @@ class Watch:
         with self._lock:
             self._count += 1
             stage = AHEAD if self.busy else self._stage
-            text = f"{self._count} {stage} {self._left} {self._failure}"
+            text = f"{self._count} {stage} {self._left} {self._named} {self._failure}"
         key = f"parsgd/alive/{self._process}"
         self._store.key_value_set(key, text, allow_overwrite=True)
 
@@ -159,6 +164,7 @@ class Watch:
         now = time.monotonic()
         with self._lock:
             stage, what, allowed = self._stage, self._what, self._patience
+            named = self._named
             waited = now - self._since if what else 0.0
             arrived = [stage <= sign.reached < AHEAD for sign in others.values()]
             if not what or self.busy or not all(arrived):
@@ -176,6 +182,11 @@ class Watch:
                 return (
                     f"{name} has not come to {what} within cluster.timeout="
                     f"{allowed:g} s: it is stuck, or slower than that"
+                )
+            if sign.reached == stage and sign.named != named and waited > allowed:
+                return (
+                    f"{name} waits in something else than {what}, where process "
+                    f"{self._process} is: all must do the same in the same order"
                 )
         done = [other for other, sign in others.items() if what and sign.left >= stage]
         if done and hanging > allowed:
@@ -206,7 +217,7 @@ class Watch:
         }
         for key, text in found:
             other = int(key.rpartition("/")[2])
-            count, stage, left, failure = text.split(" ", 3)
+            count, stage, left, named, failure = text.split(" ", 4)
             if other == self._process:
                 continue
             if self._seen[other][0] != count:
@@ -217,7 +228,9 @@ class Watch:
                 self._failing.pop(other, None)
             failing = now - self._failing.get(other, now)
             silent = now - self._seen[other][1]
-            out[other] = _Sign(silent, int(stage), int(left), failure, failing)
+            out[other] = _Sign(
+                silent, int(stage), int(left), int(named), failure, failing
+            )
         return out
 
     def _end(self, missing: str) -> None:

@@ -84,7 +84,8 @@ def make_optimizer(
         allowed=allowed,
         learning_rate=rate,
     )
-    if not isinstance(optimizer, optax.GradientTransformation):
+    # By its functions: optax.MultiSteps is one too, and no subclass.
+    if not all(callable(getattr(optimizer, part, None)) for part in ("init", "update")):
         raise wrong("optimizer", optimizer, "an optax.GradientTransformation")
     facts = {
         "base_learning_rate": base,

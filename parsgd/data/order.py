@@ -39,7 +39,9 @@ class Order:
     - ``"weight"``: they form a last, partial global batch. Its slots carry the weight
       ``B / n``, the remaining slots are padded with the epoch's first examples at
       weight 0, so the mean over all ``B`` slots of ``weight * loss`` is exactly the
-      mean over the ``n`` examples, and batch statistics still see real data.
+      mean over the ``n`` examples, and batch statistics still see real data. That is
+      where gradients are averaged in every step; with local steps each worker weighs
+      what it has of that batch by ``B / n``.
 
     Attributes:
         examples: N, the size of the training set.

@@ -35,7 +35,7 @@ def compressed_all_reduce(
             as top-k, choose among all entries.
         min_size: Leaves of fewer elements are averaged as they are, like all
             one-dimensional leaves and those that would grow.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
 
     Raises:
         ValueError: ``two_sided`` with a code whose payloads are summed or that does not

@@ -73,7 +73,7 @@ class Exchange(NamedTuple):
         two_sided: Encode the average again, see above.
         bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
     """
 
     compressor: Compressor

@@ -74,7 +74,7 @@ def error_feedback(
         two_sided: See `compressed_all_reduce`, as all that follow.
         bucket: One message for all leaves.
         min_size: Leaves of fewer elements are averaged as they are.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
 
     Raises:
         ValueError: A code that does not shrink its error; or, from ``update``, a
@@ -132,7 +132,7 @@ def ef21(
         compressor: The code; must shrink its error (`Compressor.contracts`).
         bucket: See `compressed_all_reduce`, as all that follow.
         min_size: Leaves of fewer elements are averaged as they are.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
 
     Raises:
         ValueError: As `error_feedback`.

@@ -76,7 +76,7 @@ def one_bit_adam(
         two_sided: The paper's exchange, which encodes the average again. False gathers
             the workers' payloads: nothing lost on the way back, W/2 times the bytes.
         bucket: All leaves in one message.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
 
     Returns:
         Two phases: dense Adam, and from step T on its compressed form.

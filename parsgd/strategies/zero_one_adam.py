@@ -89,7 +89,7 @@ def zero_one_adam(
         compressor: The one-bit code; None for `one_bit` with two levels per leaf.
         two_sided: As in `one_bit_adam`.
         bucket: All leaves in one message.
-        seed: Of a stochastic code.
+        seed: Seed of what a stochastic code draws.
 
     Returns:
         Phases: dense, one for each interval of T_v above 1, one for each of T_u. They
@@ -141,7 +141,7 @@ def zero_one_adam(
             count=jnp.int32(0),
             mu=mu,
             nu=zeros(params),
-            anchor=jax.tree.map(jnp.copy, params),
+            anchor=params,
             buffer=zeros(params),
             rates=jnp.float32(0),
             error=channel.zeros(mu),
