@@ -13,7 +13,7 @@ from jaxlib import _jax
 from processes import finished, free_address, parsgd
 
 from parsgd import cluster
-from parsgd.cluster import rendezvous, service
+from parsgd.cluster import group, rendezvous, service
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.errors import UserError
@@ -141,6 +141,18 @@ def test_a_pod_that_cannot_ask_for_the_others_says_what_to_do(pod, monkeypatch):
     with pytest.raises(UserError, match=r"pip install kubernetes, or .* cluster=none"):
         cluster.start(Settings())
     cluster.start(Settings("none"))
+
+
+def test_processes_share_cores_only_where_they_overlap(monkeypatch):
+    machine = socket.gethostname()
+    all_of_them = [[machine, [0, 1]], [machine, [2, 3]], [machine, [1, 2]]]
+    all_of_them += [["another", [0, 1]], [machine, [0, 1, 2, 3]]]
+    texts = [json.dumps(one) for one in all_of_them]
+    monkeypatch.setattr(group, "_client", object)
+    monkeypatch.setattr(group, "exchange", lambda name, text: texts)
+    for own, count in (([0, 1], 3), ([3], 2), ([4], 0)):
+        monkeypatch.setattr(group.cores, "usable", lambda own=own: own)
+        assert group.sharing_cores() == count
 
 
 def test_I11_a_busy_port_is_named(tmp_path):

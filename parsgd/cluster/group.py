@@ -7,6 +7,7 @@ backend does, on what they decide by: a folder's name, a clock, how a job ended.
 import contextlib
 import datetime
 import functools
+import json
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from parsgd import cores
 from parsgd.cluster.watch import Watch
 from parsgd.errors import UserError
 
@@ -122,11 +124,21 @@ def started(pattern: str) -> str:
     return _started().strftime(pattern)
 
 
-def on_this_host() -> int:
-    """How many of the run's processes share this machine and its cores."""
+def sharing_cores() -> int:
+    """How many of the run's processes may use cores of this one, itself included."""
     if _client() is None:
         return 1
-    return exchange("host", socket.gethostname()).count(socket.gethostname())
+    own = json.dumps([socket.gethostname(), cores.usable()])
+    return sum(_overlap(own, other) for other in exchange("cores", own))
+
+
+def _overlap(own: str, other: str) -> bool:
+    """Whether two processes, as machine and cores, have a core in common.
+
+    Those of one machine may not: Slurm, mpirun and ``--pin`` bind each to its own.
+    """
+    (machine, mine), (its_machine, its) = json.loads(own), json.loads(other)
+    return machine == its_machine and not {*mine}.isdisjoint(its)
 
 
 @contextlib.contextmanager

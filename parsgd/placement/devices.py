@@ -267,7 +267,7 @@ def _over_processes(
     elif identical:
         own, reason = 1, "workers stay equal: one device of each process"
     else:
-        usable = max(1, len(cores.usable()) // cluster.on_this_host())
+        usable = max(1, len(cores.usable()) // cluster.sharing_cores())
         own = _largest_divisor(each, min(usable, len(found)))
         reason = f"spread over {counted(usable, 'core')} of each process"
     own = min(cluster.exchange("devices", str(own)), key=int)
