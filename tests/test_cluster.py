@@ -36,6 +36,8 @@ def test_a_jax_that_starts_the_store_by_itself_is_refused(monkeypatch, name):
     assert getattr(_jax, name, None) is before
 
 
+STEP = {"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n1"}
+ORTE = "OMPI_MCA_orte_hnp_uri"
 MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
 
 
@@ -46,6 +48,8 @@ MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, False),  # the batch script itself
         ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1"}, False),
         ({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}, True),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "4"}, True),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, False),  # the shell of salloc -n 4
         ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
@@ -102,7 +106,18 @@ def test_I2_a_launcher_that_jax_does_not_know_is_refused(monkeypatch):
     cluster.start(Settings())
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv(ORTE, "1.0;tcp://10.0.0.1:1")
     assert rendezvous.arguments(Settings()) == {}
+
+
+def test_I2_open_mpi_5_which_jax_does_not_find_is_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    what = r"Open MPI 5 .* cluster\.processes=4 cluster\.process=\$OMPI_COMM_WORLD_RANK"
+    with pytest.raises(UserError, match=what):
+        cluster.start(Settings())
+    cluster.start(Settings("none"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    cluster.start(Settings())
 
 
 @pytest.fixture
@@ -126,6 +141,7 @@ def test_I2_a_job_of_one_pod_is_one_process(pod, monkeypatch, count, arguments):
     pod(lambda: SimpleNamespace(spec=SimpleNamespace(parallelism=count)))
     assert rendezvous.arguments(Settings()) == arguments
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")  # of mpirun inside of a pod
+    monkeypatch.setenv(ORTE, "1.0;tcp://10.0.0.1:1")
     assert rendezvous.arguments(Settings()) == {}
 
 

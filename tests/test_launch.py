@@ -196,6 +196,15 @@ def test_what_a_process_started_ends_with_it(start):
     assert not alive(pids)
 
 
+def test_I1_each_process_is_shown_its_gpus(run):
+    code, out, _ = run(
+        "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "2,3,4,5,6,7"},
+    )
+    assert code == 0
+    assert sorted(out.splitlines()) == ["2,3", "[1] 4,5", "[2] 6,7"]
+
+
 @LINUX
 def test_pin_gives_each_process_one_core(run):
     code, out, _ = run(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from parsgd import cores
+from parsgd.cluster import gpus
 from parsgd.errors import UserError
 
 USAGE = """\
@@ -29,6 +30,7 @@ of parsgd, such as train, or a Python file of your own that calls parsgd.cluster
 
 Lines of process 0 are shown as they are, those of others after their number. The first
 failure ends all, and its exit code (128 + n for signal n) is that of the command.
+Each has its part of the GPUs, where there are N or more.
 
   parsgd launch --processes 2 train strategy=local_sgd workers=4
   parsgd launch --processes 2 --pin train task=fashion_mnist workers=2
@@ -52,9 +54,11 @@ def launch(arguments: list[str]) -> int:
     command = command_line("launch", options.command)
     with reserve() as port:
         host, number = port.getsockname()
+        places = environments(f"{host}:{number}", options.processes)
+        shares = gpus.dealt(os.environ, options.processes)
         return supervise(
             [command] * options.processes,
-            environments(f"{host}:{number}", options.processes),
+            [place | share for place, share in zip(places, shares, strict=True)],
             cores=turns(options.processes) if options.pin else None,
             grace=options.grace,
         )

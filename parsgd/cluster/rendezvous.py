@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from parsgd.cluster import gpus
+from parsgd.cluster.gpus import ORTE
 from parsgd.errors import UserError, first_line
 
 KINDS = ("auto", "none", "manual")
@@ -18,15 +20,17 @@ COORDINATOR, PROCESSES, PROCESS = (
     "PARSGD_PROCESS",
 )
 INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an indexed Job of Kubernetes
+OPEN_MPI = "OMPI_COMM_WORLD_SIZE"  # of any version; JAX needs ORTE, before version 5
 
 
 class Settings(NamedTuple):
     """How processes find each other; the config's ``cluster``.
 
     Attributes:
-        kind: ``auto`` asks the environment (``parsgd launch``, Open MPI, Slurm,
-            Kubernetes, TPU pods), ``none`` is one process whatever the environment
-            says, ``manual`` takes the next three.
+        kind: ``auto`` asks the environment (``parsgd launch``, Open MPI before
+            version 5, Slurm, Kubernetes; TPU pods as JAX finds them, which was not
+            tried), ``none`` is one process whatever the environment says, ``manual``
+            takes the next three.
         coordinator: ``host:port`` of process 0, reachable from all.
         processes: How many there are.
         process: Which this one is, from 0 on.
@@ -54,16 +58,24 @@ def in_environment(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def _several_tasks(env: Mapping[str, str]) -> bool:
-    def number(name: str) -> int:
-        text = env.get(name, "")
-        return int(text) if text.isdigit() else 0
-
     return (
-        number(PROCESSES) > 1
-        or number("OMPI_COMM_WORLD_SIZE") > 1
-        or (number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in env)
+        _count(env, PROCESSES) > 1
+        or _count(env, OPEN_MPI) > 1
+        or _several_of_slurm(env)
         or "," in env.get("TPU_WORKER_HOSTNAMES", "")
     )
+
+
+def _several_of_slurm(env: Mapping[str, str]) -> bool:
+    # The shell of an interactive allocation may be a step too: one of a single task,
+    # with the SLURM_NTASKS of the whole allocation.
+    step = _count(env, "SLURM_STEP_NUM_TASKS", absent=2)
+    return "SLURM_STEP_NODELIST" in env and min(step, _count(env, "SLURM_NTASKS")) > 1
+
+
+def _count(env: Mapping[str, str], name: str, absent: int = 0) -> int:
+    text = env.get(name, str(absent))
+    return int(text) if text.isdigit() else 0
 
 
 def arguments(settings: Settings) -> dict[str, Any] | None:
@@ -92,8 +104,9 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
             _refuse_unknown_launcher()
             return None
         if COORDINATOR not in os.environ:
+            _refuse_open_mpi_5()
             alone = not _several_tasks(os.environ) and _pods() == 1
-            return None if alone else {}
+            return None if alone else gpus.arguments(os.environ)
         if missing := [key for key in (PROCESSES, PROCESS) if key not in os.environ]:
             raise UserError(f"{COORDINATOR} is set without {missing[0]}: set both")
         coordinator = os.environ[COORDINATOR]
@@ -175,10 +188,27 @@ def _refuse_unknown_launcher() -> None:
     if size.isdigit() and int(size) > 1:
         raise UserError(
             f"PMI_SIZE={size}: an MPI launcher that JAX does not know started {size} "
-            "processes. Use Open MPI's mpirun or srun; or say where they meet by "
-            f"cluster=manual cluster.coordinator=HOST:PORT cluster.processes={size} "
-            "cluster.process=$PMI_RANK; or cluster=none for independent runs"
+            f"processes. Use mpirun of Open MPI 4 or srun; {_by_hand(size, 'PMI_RANK')}"
         )
+
+
+def _refuse_open_mpi_5() -> None:
+    """Refuse before all of them wait in vain."""
+    size = _count(os.environ, OPEN_MPI)
+    if size > 1 and ORTE not in os.environ:
+        raise UserError(
+            f"{OPEN_MPI}={size}: Open MPI started {size} processes but without {ORTE}, "
+            "by which JAX finds them and which Open MPI 5 no longer sets. Use mpirun "
+            f"of Open MPI 4 or srun; {_by_hand(size, 'OMPI_COMM_WORLD_RANK')}"
+        )
+
+
+def _by_hand(size: int | str, rank: str) -> str:
+    return (
+        "or have a shell in each process say where they meet, as in sh -c 'parsgd "
+        f"train cluster=manual cluster.coordinator=HOST:PORT cluster.processes={size} "
+        f"cluster.process=${rank}'; or cluster=none for independent runs"
+    )
 
 
 def check_port(coordinator: str) -> None:
