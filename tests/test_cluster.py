@@ -1,19 +1,21 @@
 """Several processes as one run, started as users start them."""
 
+import contextlib
 import json
 import socket
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import jax
 import pytest
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
 from jax._src.clusters.k8s_cluster import K8sCluster
 from jaxlib import _jax
 from processes import finished, free_address, parsgd
 
 from parsgd import cluster
-from parsgd.cluster import group, rendezvous, service
+from parsgd.cluster import group, join, rendezvous, service
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.errors import UserError
@@ -26,7 +28,7 @@ def test_a_jax_that_starts_the_store_by_itself_is_refused(monkeypatch, name):
     monkeypatch.setattr(service, "MAKER", name)
     before = getattr(_jax, name, None)
     with service.apart():  # as in a process that has none
-        assert getattr(_jax, name) is service.Service
+        assert getattr(_jax, name).func is service.Service
     assert getattr(_jax, name, None) is before
 
     monkeypatch.setattr(STORE, "service", object())
@@ -121,6 +123,22 @@ def test_I2_open_mpi_5_which_jax_does_not_find_is_refused(monkeypatch):
 
 
 @pytest.fixture
+def joining(monkeypatch):
+    """How long the store is to stay, of a start that goes as far as JAX's own part."""
+    stays = []
+
+    @contextlib.contextmanager
+    def apart(linger):
+        stays.append(linger)
+        yield
+
+    monkeypatch.setattr(service, "apart", apart)
+    monkeypatch.setattr(join, "_prepare", lambda: None)
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+    return stays
+
+
+@pytest.fixture
 def pod(monkeypatch):
     """This process as a pod of an indexed Job, of which only JAX's reading is real."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -157,6 +175,69 @@ def test_a_pod_that_cannot_ask_for_the_others_says_what_to_do(pod, monkeypatch):
     with pytest.raises(UserError, match=r"pip install kubernetes, or .* cluster=none"):
         cluster.start(Settings())
     cluster.start(Settings("none"))
+
+
+@pytest.mark.parametrize(
+    "services, remedy",
+    [
+        (
+            (),
+            "add a Service named jaxpods .* job-name: digits, and set subdomain: jaxp",
+        ),
+        (("pods",), r"\): set subdomain: pods in the Job's template\.spec; cluster=no"),
+    ],
+)
+def test_a_job_without_a_subdomain_is_told_how_to_get_one(
+    pod, monkeypatch, joining, services, remedy
+):
+    job = SimpleNamespace(
+        metadata=SimpleNamespace(name="digits", labels={}),
+        spec=SimpleNamespace(parallelism=2),
+    )
+    found = [SimpleNamespace(metadata=SimpleNamespace(name=name)) for name in services]
+    spec = SimpleNamespace(spec=SimpleNamespace(subdomain=None))
+    pod(lambda: job)
+    monkeypatch.setattr(K8sCluster, "_pod", lambda: spec)
+    monkeypatch.setattr(K8sCluster, "_controller", lambda: SimpleNamespace(kind="Job"))
+    monkeypatch.setattr(K8sCluster, "_headless_svc", lambda: (found or [None])[0])
+    with pytest.raises(UserError, match=f"need a headless service .*{remedy}"):
+        cluster.start(Settings())
+    assert joining == [60]
+
+
+@pytest.mark.parametrize("timeout, seconds", [(1, 60), (60, 60), (600, 200)])
+def test_the_store_outlives_process_0_until_its_silence_is_seen(
+    monkeypatch, joining, timeout, seconds
+):
+    def initialize(**options):
+        raise RuntimeError("no more of it")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(UserError, match=r"\(RuntimeError: no more of it\)"):
+        cluster.start(Settings("manual", free_address(), 2, 0, timeout))
+    assert joining == [seconds]
+
+
+def test_the_store_lingers_as_long_as_it_is_told(monkeypatch):
+    started, now, waited = [], [100.0], []
+    popen = MagicMock()
+    popen.stdout.readline.return_value = service.READY
+    monkeypatch.setattr(
+        service.subprocess, "Popen", lambda words, **_: started.append(words) or popen
+    )
+    with service.apart(linger=200):
+        getattr(_jax, service.MAKER)("[::]:1234", 2, recoverable=True)
+    assert json.loads(started[0][-1]) == ["[::]:1234", 2, 200, {"recoverable": True}]
+
+    def sleep(seconds):
+        now[0] += seconds
+        waited.append(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(service, "time", clock)
+    monkeypatch.setattr(service, "_connected", lambda port: True)
+    service._linger(1234, 200)
+    assert sum(waited) == pytest.approx(200, abs=1)
 
 
 def test_processes_share_cores_only_where_they_overlap(monkeypatch):

@@ -72,31 +72,6 @@ def test_E2_two_processes_use_the_examples_of_the_order(tmp_path):
     np.testing.assert_array_equal(used, ledger.ordered())
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI's mpirun")
-def test_open_mpi_starts_the_processes(tmp_path):
-    start = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
-    command = (*start, sys.executable, "-m", "parsgd.cli", "train", *SHORT)
-    run = subprocess.run(
-        (*command, "hydra.run.dir=run"),
-        cwd=tmp_path,
-        env=os.environ | {"HWLOC_COMPONENTS": "-gl"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr
-    record = json.loads((tmp_path / "run/result.json").read_text())
-    assert record["summary"]["placement"]["processes"] == 2
-
-
-def test_processes_of_two_machines_say_where_they_meet(tmp_path):
-    (code, out, _), (other_code, other_out, _) = two_by_hand(tmp_path, *SHORT)
-    assert code == other_code == 0
-    assert "completed: " in out and "completed: " not in other_out
-    record = json.loads((tmp_path / "run/result.json").read_text())
-    assert record["summary"]["placement"]["processes"] == 2
-
-
 def test_what_one_process_alone_gets_wrong_before_it_joins_is_said(tmp_path):
     run = tmp_path / "one.py"
     run.write_text(

@@ -6,14 +6,21 @@ before JAX's backend does.
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from typing import Any
 
 from parsgd.cluster import group, rendezvous, service
 from parsgd.cluster.rendezvous import Settings
+from parsgd.cluster.watch import SILENT_PART
 from parsgd.errors import UserError, first_line
 
+# A job of Slurm has one for all of its steps, Kubernetes one for all of its jobs.
+PORT = (
+    "no other run or program has the port that JAX chose on the machine of process 0: "
+    "JAX_COORDINATOR_PORT=PORT in all processes sets another"
+)
 SAME_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
@@ -43,25 +50,15 @@ def start(settings: Settings) -> None:
     seconds = max(1, round(settings.timeout))
     if where and arguments["process_id"] == 0:
         rendezvous.check_port(where)
-    # On CPU this scheduler may order a program's collectives in one process unlike in
-    # another, and then they exchange what does not belong together.
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} {SAME_ORDER}".strip()
-    _use_batch_scheduling()
-    # Otherwise JAX aborts the process before it can say who is gone.
-    jax.config.update("jax_enable_recoverability", True)
-    # It would take SIGTERM for itself.
-    jax.config.update("jax_enable_preemption_service", False)
-    message = (
-        f"the processes did not find each other within cluster.timeout={seconds} s: "
-        f"see that all were started, that {where or 'process 0'} can be reached from "
-        "every one of them, and that they agree on cluster.coordinator"
-    )
+    _prepare()
+    message = _too_late(seconds, where)
     patience = threading.Timer(seconds, _give_up, [message])
     patience.daemon = True
     patience.start()
+    # The others need half of it to see that process 0 was killed, by its silence.
+    linger = max(service.LINGER_SECONDS, 2 * settings.timeout / SILENT_PART)
     try:
-        with service.apart():
+        with service.apart(linger):
             jax.distributed.initialize(
                 **arguments,
                 # JAX would abort the process, without a word to the user.
@@ -74,13 +71,53 @@ def start(settings: Settings) -> None:
         if any(word in first for word in ("DEADLINE_EXCEEDED", "UNAVAILABLE")):
             raise UserError(f"{message} ({first})") from error
         raise UserError(
-            f"the processes cannot be connected ({type(error).__name__}: {first}); "
-            "cluster=none runs without the others, cluster=manual says where they are"
+            f"the processes cannot be connected ({type(error).__name__}: {first}): "
+            f"{_remedy(str(error), where)}cluster=none runs without the others, "
+            "cluster=manual says where they are"
         ) from error
     finally:
         patience.cancel()
     group.connected(settings.timeout)
     _leave_at_a_fault()
+
+
+def _prepare() -> None:
+    """Set what JAX needs before it joins the others."""
+    import jax
+
+    # On CPU this scheduler may order a program's collectives in one process unlike in
+    # another, and then they exchange what does not belong together.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} {SAME_ORDER}".strip()
+    _use_batch_scheduling()
+    # Otherwise JAX aborts the process before it can say who is gone.
+    jax.config.update("jax_enable_recoverability", True)
+    # It would take SIGTERM for itself.
+    jax.config.update("jax_enable_preemption_service", False)
+
+
+def _too_late(seconds: int, where: str | None) -> str:
+    """What to look at where the others did not come; JAX alone may know ``where``."""
+    agree = "that they agree on cluster.coordinator" if where else f"that {PORT}"
+    return (
+        f"the processes did not find each other within cluster.timeout={seconds} s: "
+        f"see that all were started, that {where or 'process 0'} can be reached from "
+        f"every one of them, and {agree}"
+    )
+
+
+def _remedy(error: str, where: str | None) -> str:
+    """What mends it, of which the first line of JAX's message says nothing."""
+    if found := re.search(r"subdomain: (\S+)", error):
+        job = re.search(r"job-name: (\S+)", error)
+        make = (
+            f"add a Service named {found[1]} with clusterIP: None, "
+            f"publishNotReadyAddresses: true and the selector job-name: {job[1]}, and "
+            if job
+            else ""
+        )
+        return f"{make}set subdomain: {found[1]} in the Job's template.spec; "
+    return "" if where else f"see that {PORT}; "
 
 
 def _leave_at_a_fault() -> None:

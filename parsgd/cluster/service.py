@@ -7,6 +7,7 @@ Run as a program it is the store, and imports neither parsgd nor jax.
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 
 MAKER = "get_distributed_runtime_service"  # how JAX starts it
 READY, END = "ready", "end"  # what is said over the pipes
-LINGER_SECONDS = 60.0  # at most, for those that are still connected
+LINGER_SECONDS = 60.0  # for those that are still connected, unless they need longer
 TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 ESTABLISHED = "01"
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # sent to all of a job
@@ -31,14 +32,22 @@ class Service:
     Args:
         address: Where it listens, as ``[::]:1234``.
         processes: How many connect to it.
+        linger: Seconds that it outlives process 0 at most, while others are connected.
         options: Of JAX's service.
 
     Raises:
         RuntimeError: It cannot listen there.
     """
 
-    def __init__(self, address: str, processes: int, **options: Any):
-        words = [address, processes, options]
+    def __init__(
+        self,
+        address: str,
+        processes: int,
+        *,
+        linger: float = LINGER_SECONDS,
+        **options: Any,
+    ):
+        words = [address, processes, linger, options]
         self._popen = subprocess.Popen(
             [sys.executable, "-P", __file__, json.dumps(words)],
             env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -60,10 +69,13 @@ class Service:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def apart(linger: float = LINGER_SECONDS) -> Iterator[None]:
     """Within, ``jax.distributed.initialize`` starts the store as a process.
 
     JAX has no setting for it.
+
+    Args:
+        linger: Seconds that it outlives process 0 at most, while others are connected.
 
     Raises:
         RuntimeError: It has started the store in some other way.
@@ -73,7 +85,7 @@ def apart() -> Iterator[None]:
     from jaxlib import _jax as module  # pyright: ignore[reportAttributeAccessIssue]
 
     before = getattr(module, MAKER, None)
-    setattr(module, MAKER, Service)
+    setattr(module, MAKER, functools.partial(Service, linger=linger))
     try:
         yield
     finally:
@@ -87,7 +99,9 @@ def apart() -> Iterator[None]:
         )
 
 
-def _serve(address: str, processes: int, options: dict[str, Any]) -> None:
+def _serve(
+    address: str, processes: int, linger: float, options: dict[str, Any]
+) -> None:
     """Be the store, until process 0 has ended and nobody else is there."""
     # Who sends them to process 0 means it to save first; it ends the store.
     for number in ENDING:
@@ -101,13 +115,13 @@ def _serve(address: str, processes: int, options: dict[str, Any]) -> None:
         return
     print(READY, flush=True)
     if sys.stdin.read() != END:
-        _linger(int(address.rpartition(":")[2]))
+        _linger(int(address.rpartition(":")[2]), linger)
     service.shutdown()
 
 
-def _linger(port: int) -> None:
+def _linger(port: int, seconds: float) -> None:
     """Wait until nobody is connected any more."""
-    deadline = time.monotonic() + LINGER_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and _connected(port):
         time.sleep(0.2)
 
