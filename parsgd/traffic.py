@@ -86,11 +86,21 @@ class Traffic(NamedTuple):
         return out
 
 
+def all_reduce_bytes(size: float, workers: int) -> float:
+    """What each worker sends in an all-reduce of ``size`` bytes that sends the least.
+
+    Example:
+        >>> all_reduce_bytes(400, 4)
+        600.0
+    """
+    return 2 * (workers - 1) / workers * size
+
+
 def _factor(primitive: str, workers: int, params: dict) -> tuple[str, float] | None:
     share = (workers - 1) / workers
     match primitive:
         case "psum" | "pmax" | "pmin" | "psum_invariant":
-            return "all-reduce", 2 * share
+            return "all-reduce", all_reduce_bytes(1, workers)
         case "all_gather" | "all_gather_invariant":
             return "all-gather", workers - 1
         case "reduce_scatter":

@@ -10,7 +10,7 @@ from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike
-from parsgd.core import Algorithm, phases
+from parsgd.core import Algorithm, Phase, phases
 from parsgd.data.checksum import data_checksum
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
@@ -23,14 +23,19 @@ from parsgd.training.loop import (
     Evaluation,
     Loop,
     earlier_workers,
+    other_end,
     resumed_plan,
     resumed_steps,
 )
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer, check_observer
-from parsgd.training.plan import make_plan
+from parsgd.training.plan import Plan, make_plan
 from parsgd.training.run import Run
 from parsgd.training.segments import segments
+
+# Of these facts, what the summary has beside what the meter tells.
+TOLD = ("task", "data_checksum", "seed", "tail", "shards", "label_skew")
+TOLD += ("micro_batches",)
 
 
 def fit(
@@ -155,22 +160,7 @@ def fit(
     }
     check_run(plan, schedule, rounds, counts, target_accuracy)
     in_rounds = rounds is not None
-    with cluster.busy():
-        data_sum = data_checksum(task.data)
-    facts = {
-        "task": task.name,
-        "examples": plan.order.examples,
-        "data_checksum": data_sum,
-        "workers": plan.order.workers,
-        "worker_batch": plan.order.worker_batch,
-        "local_steps": local_steps,
-        "seed": seed,
-        "tail": tail,
-        "shards": shards,
-        "label_skew": label_skew,
-        "micro_batches": micro_batches,
-        "phases": [[phase.start, phase.local_steps] for phase in schedule],
-    }
+    facts = _facts(task, plan, schedule, micro_batches)
     _check_alike(
         facts | counts,
         checkpoints,
@@ -208,11 +198,7 @@ def fit(
             if resumed:
                 earlier = earlier_workers(resumed.meta, plan.order.workers)
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
-                if plan.steps != resumed.meta["steps"]:
-                    keeper.lines.append(
-                        f"the run ends at step {plan.steps}, not "
-                        f"{resumed.meta['steps']}"
-                    )
+                keeper.lines += other_end(plan, resumed.meta)
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
             history: list[Record] = []
@@ -220,18 +206,9 @@ def fit(
                 meta = resumed.meta
                 history = meta["history"]
                 meter.resume(meta["round"], meta["step"], meta["counts"], earlier)
-            summary = {
-                "task": task.name,
-                "data_checksum": facts["data_checksum"],
-                "seed": seed,
-                "planned_steps": plan.steps,
-                "tail": tail,
-                "shards": shards,
-                "label_skew": label_skew,
-                "micro_batches": micro_batches,
-                "earlier_workers": earlier,
-                **meter.summary(),
-            }
+            summary = {key: facts[key] for key in TOLD}
+            summary |= {"planned_steps": plan.steps, "earlier_workers": earlier}
+            summary |= meter.summary()
             said = [
                 *plan.describe(),
                 engine.describe(),
@@ -270,6 +247,29 @@ def fit(
         return run
     finally:
         observer.end(run)
+
+
+def _facts(
+    task: Task, plan: Plan, schedule: Sequence[Phase], micro_batches: int
+) -> dict[str, Any]:
+    """What a run must have in common with the one that it goes on from."""
+    order = plan.order
+    with cluster.busy():
+        data_sum = data_checksum(task.data)
+    return {
+        "task": task.name,
+        "examples": order.examples,
+        "data_checksum": data_sum,
+        "workers": order.workers,
+        "worker_batch": order.worker_batch,
+        "local_steps": plan.local_steps,
+        "seed": order.seed,
+        "tail": order.tail,
+        "shards": order.shards,
+        "label_skew": order.label_skew,
+        "micro_batches": micro_batches,
+        "phases": [[phase.start, phase.local_steps] for phase in schedule],
+    }
 
 
 def _check_alike(

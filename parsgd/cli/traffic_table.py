@@ -12,7 +12,7 @@ from parsgd.config.objects import Built, plan_of
 from parsgd.core import phases
 from parsgd.progress import compare, per_round
 from parsgd.reducers.paths import Leaf, noted
-from parsgd.traffic import BRANCHES, Traffic
+from parsgd.traffic import BRANCHES, Traffic, all_reduce_bytes
 from parsgd.training.checks import check_local_steps
 from parsgd.training.engine import Engine
 from parsgd.training.segments import Segment, segments
@@ -44,8 +44,7 @@ def show(built: Built, console: Console | None = None) -> None:
         sent += part.rounds * engine.traffic(part.phase, part.local_steps).bytes
         if part.phase not in usual or part.steps > usual[part.phase].steps:
             usual[part.phase] = part
-    share = 2 * (engine.placement.workers - 1) / engine.placement.workers
-    dense = share * engine.parameter_bytes
+    dense = all_reduce_bytes(engine.parameter_bytes, engine.placement.workers)
     ends = [*(schedule[phase].start for phase in usual), None][1:]
     for (phase, part), end in zip(usual.items(), ends, strict=True):
         with noted() as leaves:

@@ -198,6 +198,13 @@ def resumed_plan(
     return plan.moved(origin, in_rounds=in_rounds)
 
 
+def other_end(plan: Plan, meta: Mapping[str, Any]) -> list[str]:
+    """A line on where a run ends now, if it was to end elsewhere."""
+    if plan.steps == meta["steps"]:
+        return []
+    return [f"the run ends at step {plan.steps}, not {meta['steps']}"]
+
+
 def resumed_steps(plan: Plan, meta: Mapping[str, Any], in_rounds: bool) -> int:
     """Steps of the whole run that goes on from a checkpoint: of its `resumed_plan`.
 

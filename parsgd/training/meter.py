@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.filesize import decimal
 
-from parsgd.traffic import BRANCHES
+from parsgd.traffic import BRANCHES, all_reduce_bytes
 from parsgd.training.engine import Engine, Outcome
 from parsgd.training.faults import first_at_fault
 from parsgd.training.plan import Plan
@@ -239,7 +239,7 @@ class Meter:
     def _dense(self, steps: int, workers: int | None = None) -> float:
         """What a worker sends where float gradients are all-reduced in each step."""
         workers = self._engine.placement.workers if workers is None else workers
-        return 2 * (workers - 1) / workers * self._engine.parameter_bytes * steps
+        return all_reduce_bytes(self._engine.parameter_bytes, workers) * steps
 
     def _dense_until(self, step: int) -> float:
         """The same since the start of the run, however many workers it had when."""
