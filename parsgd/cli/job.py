@@ -132,21 +132,19 @@ def _run_job(
                 "its config, data or own code have changed, or it did not end: it is "
                 "run again"
             )
-        checkpoints = saving.checkpoints(cfg, folder, overrides)
-        trained: tuple[Outcome, dict[str, Any]] | None = None
+        lost: Sequence[str] = ()
         try:
-            trained = _train(built, recorder, checkpoints)
+            saves = saving.checkpoints(cfg, folder, overrides)
+            outcome, found = _train(built, recorder, saves)
         except CheckpointLost as error:
-            recorder.say("\n".join(error.lines))
-        if (
-            trained is None
-        ):  # not in the clause above, which keeps the first try's arrays
+            lost = error.lines
+        if lost:  # not in the clause above, which keeps the first try's arrays
+            recorder.say("\n".join(lost))
             # What could not be read, and what was newer than it, is set aside.
             cfg.checkpoint.step = NEWEST
             built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
-            checkpoints = saving.checkpoints(cfg, folder, overrides)
-            trained = _train(built, recorder, checkpoints)
-        outcome, found = trained
+            saves = saving.checkpoints(cfg, folder, overrides)
+            outcome, found = _train(built, recorder, saves)
     except Exception as error:
         if cfg.get("debug"):
             traceback.print_exc()
