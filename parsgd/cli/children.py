@@ -19,6 +19,7 @@ from omegaconf import open_dict
 
 from parsgd import results
 from parsgd.cli.earlier import DONE, is_same
+from parsgd.cli.search import WORST
 from parsgd.errors import UserError
 
 LOOK_SECONDS = 0.5
@@ -38,7 +39,7 @@ def lose(
         more: What else may help, for the terminal.
 
     Returns:
-        What Hydra gets in place of the job's: a score of NaN, as a failed job has.
+        What Hydra gets in place of the job's: the worst score, as of a failed job.
     """
     lost.append(number)
     config = launcher.hydra_context.config_loader.load_sweep_config(
@@ -56,7 +57,7 @@ def lose(
     )
     with contextlib.suppress(UserError, OSError):  # a full disk, say; it was told
         _store(sweep / config.hydra.sweep.subdir, config, why)
-    return JobReturn(status=JobStatus.COMPLETED, _return_value=float("nan"))
+    return JobReturn(status=JobStatus.COMPLETED, _return_value=WORST)
 
 
 def _store(folder: Path, config: Any, why: str) -> None:

@@ -77,6 +77,7 @@ def train(arguments: list[str]) -> int:
     def job(cfg: DictConfig) -> float:
         from parsgd.cli.job import run_job
         from parsgd.cli.launchers import elsewhere, own_share
+        from parsgd.cli.search import comparable
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
             raise UserError(
@@ -118,7 +119,7 @@ def train(arguments: list[str]) -> int:
                 more = f"; the traceback is in {folder / 'train.log'}" if fault else ""
                 print(f"parsgd: {_ending(outcome)}{more}", file=sys.stderr)
             codes.append(2 if outcome.mistake and not outcome.begun else 1)
-        return outcome.score
+        return comparable(outcome.score)
 
     def told(cfg: DictConfig) -> float:
         try:

@@ -43,7 +43,7 @@ class LocalJobs(LocalLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
-        """Run these jobs; one whose process ended before it did has a score of NaN."""
+        """Run these jobs; one whose process ended before it did has the worst score."""
         executor = submitit.AutoExecutor(self.params["submitit_folder"], "local")
         given = {key: self.params.get(key) for key in PARAMETERS}
         executor.update_parameters(**{k: x for k, x in given.items() if x is not None})

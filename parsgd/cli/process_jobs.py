@@ -51,7 +51,7 @@ class ProcessJobs(JoblibLauncher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
-        """Run these jobs; one whose process ended before it did has a score of NaN."""
+        """Run these jobs; one whose process ended before it did has the worst score."""
         waiting = deque(enumerate(job_overrides, initial_job_idx))
         running: dict[Future, tuple[ProcessPoolExecutor, int, Sequence[str]]] = {}
         found: dict[int, JobReturn] = {}

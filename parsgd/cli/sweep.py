@@ -24,7 +24,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster, cores
-from parsgd.cli import launchers
+from parsgd.cli import launchers, search
 from parsgd.cli.earlier import overrides_in
 from parsgd.cli.report import show_report
 from parsgd.config.messages import explain, is_mistake
@@ -88,6 +88,8 @@ class Sweep(Callback):
         try:
             launchers.check(config.hydra)
             jobs = sweep_jobs(config)
+            if jobs is None:
+                search.check(config.hydra.sweeper)
             if jobs is None and self._dry_run:
                 print("hydra/sweeper chooses each job by those before: none to list")
                 raise SystemExit(0)
@@ -145,8 +147,11 @@ class Sweep(Callback):
             raise SystemExit(1)
 
     def _report(self, config: DictConfig) -> int:
+        folder = Path(config.hydra.sweep.dir)
         try:
-            return min(1, show_report([Path(config.hydra.sweep.dir)]))
+            bad = show_report([folder])
+            search.drop_best_of_none(folder)
+            return min(1, bad)
         except UserError as error:
             print(f"parsgd: {error}", file=sys.stderr)
         except Exception as error:
@@ -155,7 +160,7 @@ class Sweep(Callback):
                 traceback.print_exc()
             print(
                 f"parsgd: the report failed: {type(error).__name__}: {error}\n"
-                f"The jobs' results are in {config.hydra.sweep.dir}",
+                f"The jobs' results are in {folder}",
                 file=sys.stderr,
             )
         return 1
