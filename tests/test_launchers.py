@@ -96,6 +96,7 @@ def hydra(name, **more):
 
 def test_launchers_that_cannot_be_are_refused(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setenv(slots.ALL_GPUS, "")  # what is set here is undone at the end
     with pytest.raises(UserError, match="there is no srun here"):
         launchers.check(hydra("SlurmLauncher"))
     with pytest.raises(UserError, match="n_jobs=1"):

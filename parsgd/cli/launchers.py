@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from parsgd import cluster, cores
-from parsgd.cli.slots import remember_gpus, share
+from parsgd.cli.slots import at_once, remember_gpus, share
 from parsgd.errors import UserError, check_whole
+from parsgd.words import counted
 
 BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
 SLURM, LOCAL = "SlurmLauncher", "LocalLauncher"  # of submitit
@@ -29,14 +30,33 @@ def own_share(hydra: Any) -> None:
     Schedulers of a cluster do so by themselves.
     """
     folder = Path(hydra.runtime.cwd) / hydra.sweep.dir / ".slots"
-    if hydra.launcher._target_.endswith(f".{JOBLIB}"):
+    if asked := _asked(hydra.launcher):
+        # Submitit starts all jobs at once.
+        wait = hydra.launcher._target_.endswith(f".{LOCAL}")
+        share(folder, at_once(asked), wait=wait)
+
+
+def _asked(launcher: Any) -> int:
+    """How many jobs may run at once by the settings; 0 where a scheduler decides."""
+    if launcher._target_.endswith(f".{JOBLIB}"):
         from joblib import effective_n_jobs
 
-        share(folder, effective_n_jobs(hydra.launcher.n_jobs))
-    elif hydra.launcher._target_.endswith(f".{LOCAL}"):
-        # It starts all jobs at once.
-        each = hydra.launcher.cpus_per_task or 1
-        share(folder, max(1, len(cores.usable()) // each), wait=True)
+        return effective_n_jobs(launcher.n_jobs)
+    if launcher._target_.endswith(f".{LOCAL}"):
+        return max(1, len(cores.usable()) // (launcher.cpus_per_task or 1))
+    return 0
+
+
+def tell_limit(hydra: Any) -> None:
+    """Say that fewer jobs run at once than asked for, where there are fewer GPUs."""
+    asked = _asked(hydra.launcher)
+    if (count := at_once(asked)) < asked:
+        print(
+            f"{counted(count, 'job')} at a time in place of {asked}, for "
+            f"{counted(count, 'GPU')}: each job has its own. JAX_PLATFORMS=cpu keeps "
+            "jobs off the GPUs",
+            flush=True,
+        )
 
 
 def check(hydra: Any) -> None:
@@ -72,6 +92,7 @@ def check(hydra: Any) -> None:
         return
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _terminated)
+    remember_gpus()
     if local:
         _check_local(hydra.launcher)
     else:
@@ -109,7 +130,6 @@ def _check_local(launcher: Any) -> None:
     from parsgd.cli import local_jobs
 
     check_whole("hydra.launcher.timeout_min", launcher.timeout_min)
-    remember_gpus()  # submitit sets the variable anew for each job
     local_jobs.install()
 
 

@@ -27,6 +27,7 @@ from joblib.externals.loky.process_executor import (
 
 from parsgd.cli.children import end_with, lose, this_process
 from parsgd.cli.console import uncaught
+from parsgd.cli.slots import at_once
 
 LOOK_SECONDS = 0.5  # no wait without an end: Polars restarts it at a Ctrl-C
 
@@ -55,10 +56,10 @@ class ProcessJobs(JoblibLauncher):
         waiting = deque(enumerate(job_overrides, initial_job_idx))
         running: dict[Future, tuple[ProcessPoolExecutor, int, Sequence[str]]] = {}
         found: dict[int, JobReturn] = {}
-        at_once = effective_n_jobs(self.joblib["n_jobs"])
+        most = at_once(effective_n_jobs(self.joblib["n_jobs"]))
         try:
             while waiting or running:
-                while waiting and len(running) < at_once:
+                while waiting and len(running) < most:
                     job = waiting.popleft()
                     future, pool = self._start(*job)
                     running[future] = (pool, *job)

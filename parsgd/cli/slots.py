@@ -6,9 +6,10 @@ passes on by itself to the next, whatever became of the first.
 """
 
 import fcntl
+import itertools
 import os
-import re
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from parsgd import cores
@@ -16,7 +17,25 @@ from parsgd.errors import UserError
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 ALL_GPUS = "PARSGD_GPUS"  # the same, as the process that started the sweep had it
+DEVICES = Path("/dev")
 _held: list[object] = []  # files whose locks this process keeps
+
+
+def at_once(count: int) -> int:
+    """How many of ``count`` jobs run at once: no more than GPUs, if they use GPUs.
+
+    On one that two jobs share the second finds no memory, for JAX takes most of it.
+    """
+    gpus = _gpus() if _on_gpus() else []
+    return min(count, len(gpus)) if gpus else count
+
+
+def _on_gpus() -> bool:
+    """Whether JAX would run on CUDA's devices here."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    if asked and not {"cuda", "gpu"} & {*asked.split(",")}:
+        return False
+    return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
 
 
 def share(folder: Path, count: int, *, wait: bool = False) -> int:
@@ -88,7 +107,7 @@ def part(things: list, slot: int, count: int) -> list:
 
 
 def remember_gpus() -> None:
-    """Keep what CUDA may use now, for jobs whose launcher sets it anew."""
+    """Keep what CUDA may use now, for jobs whose process may use a part of it."""
     os.environ[ALL_GPUS] = ",".join(_gpus())
 
 
@@ -96,6 +115,17 @@ def _gpus() -> list[str]:
     """What CUDA may use: as the environment says, else all that the system shows."""
     for variable in (ALL_GPUS, GPUS):
         if variable in os.environ:
-            return [name for name in os.environ[variable].split(",") if name]
-    devices = Path("/dev").glob("nvidia[0-9]*")
-    return sorted(re.sub(r"\D", "", path.name) for path in devices)
+            return _visible(os.environ[variable])
+    # By their count: in a container CUDA numbers from 0 what may be nvidia2 outside.
+    return [str(number) for number, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
+
+
+def _visible(names: str) -> list[str]:
+    """What such a list leaves visible: CUDA ends it at the first that is no device.
+
+    Example:
+        >>> _visible("2,5"), _visible("-1"), _visible("")
+        (['2', '5'], [], [])
+    """
+    listed = [name.strip() for name in names.split(",")]
+    return [*itertools.takewhile(lambda name: name and name[0] != "-", listed)]

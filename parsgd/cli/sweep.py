@@ -98,6 +98,7 @@ class Sweep(Callback):
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)
                 self._hold(folder)
+                launchers.tell_limit(config.hydra)
                 return
             _refuse_run(folder)
             _refuse_other_sweep(folder, jobs)
@@ -113,6 +114,7 @@ class Sweep(Callback):
             _refuse_other_sweep(folder, jobs)  # that began meanwhile
             if cluster.is_first():
                 print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
+                launchers.tell_limit(config.hydra)
         except Exception as error:
             if not is_mistake(error):
                 raise
