@@ -1,4 +1,4 @@
-"""Jobs in processes of this machine end with their sweep; a killed one is told."""
+"""Jobs in processes of this machine end, and save, with their sweep."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ import pytest
 from processes import alive, finished, parsgd, runs
 
 from parsgd import cores
+from parsgd.cli.children import ask_to_end
 
 LONG = "4000000000"
 pytestmark = [
@@ -28,7 +29,7 @@ def started(tmp_path):
         launcher = f"hydra/launcher={launcher}"
         words = ("train", "-m", launcher, *words, "hydra.sweep.dir=sweep")
         sweeps.append(parsgd(*words, cwd=tmp_path, process_group=0))
-        return sweeps[0]
+        return sweeps[-1]
 
     yield start
     for sweep in sweeps:
@@ -80,6 +81,77 @@ def test_jobs_end_with_the_command(started, tmp_path, launcher, way):
         assert code == (143 if way == "SIGTERM" else 130)
         assert "interrupted. The same command with" in err
         assert len(err.splitlines()) == 1, err
+
+
+def saved(folder):
+    """The steps of the checkpoints of each job."""
+    jobs = [folder / "sweep" / job / "checkpoints" for job in "01"]
+    return [{int(x.name) for x in job.iterdir() if x.name.isdigit()} for job in jobs]
+
+
+@pytest.mark.parametrize(
+    "launcher, way",
+    [
+        ("local", "SIGTERM"),
+        *(("processes", way) for way in ("SIGTERM", "SIGHUP", "Ctrl-C")),
+    ],
+)
+def test_jobs_save_when_the_command_is_asked_to_end(started, tmp_path, launcher, way):
+    words = ("workers=1,2", f"samples={LONG}", "checkpoint.rounds=100000000")
+    files = [tmp_path / "sweep" / job / "metrics.jsonl" for job in "01"]
+    before = [set(), set()]
+    for count in (1, 2):
+        sweep = started(launcher, *words)
+        wait_for(sweep, *files)
+        processes = children(sweep, 4)
+        number = signal.SIGINT if way == "Ctrl-C" else signal.Signals[way]
+        end = os.killpg if way == "Ctrl-C" else os.kill
+        end(sweep.pid, number)
+        code, _, err = finished(sweep)
+        assert code == 128 + number and "Traceback" not in err
+        assert not alive([process.pid for process in processes])
+        for job, old, steps in zip(files, before, saved(tmp_path), strict=True):
+            assert old < steps and len(steps) == count, err
+            log = (job.parent / "train.log").read_text()
+            goes_on = [f"goes on from step {step}, " in log for step in old]
+            assert goes_on == [True] * len(old)
+            job.unlink()
+        before = saved(tmp_path)
+
+
+STUBBORN = """
+import pathlib, signal, time
+def digits(job):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pathlib.Path(f"begun{job}").write_text("yes")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "processes"])
+def test_a_second_signal_ends_jobs_that_take_long(started, tmp_path, launcher):
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    (tmp_path / "own/task").mkdir(parents=True)
+    stored = "_target_: stubborn.digits\njob: 0\n"
+    (tmp_path / "own/task/stubborn.yaml").write_text(stored)
+    sweep = started(launcher, "--config-dir", "own", "task=stubborn", "task.job=0,1")
+    wait_for(sweep, tmp_path / "begun0", tmp_path / "begun1")
+    processes = children(sweep, 4)
+    sweep.send_signal(signal.SIGTERM)
+    said = sweep.stderr.readline()
+    assert "waiting for 2 jobs to save, 300 seconds at most; a second signal" in said
+    sweep.send_signal(signal.SIGTERM)
+    code, _, err = finished(sweep, 30)
+    assert code == 143 and len(err.splitlines()) == 1, err
+    assert not alive([process.pid for process in processes])
+
+
+def test_jobs_that_take_too_long_are_asked_once_and_waited_for_no_more(monkeypatch):
+    monkeypatch.setattr("parsgd.cli.children.GRACE_SECONDS", 1.0)
+    told = []
+    monkeypatch.setattr(os, "kill", lambda *words: told.append(words))
+    ask_to_end(lambda: [7, 8] if len(told) < 9 else [])
+    assert sorted(told) == [(7, signal.SIGTERM), (8, signal.SIGTERM)]
 
 
 def running(sweep, metrics):

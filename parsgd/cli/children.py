@@ -1,5 +1,7 @@
 """Processes that run the jobs of a sweep: they end with it, and may end before.
 
+A sweep that is asked to end asks them first, so that jobs that keep checkpoints save.
+
 A job whose process is killed, as the kernel does where memory is short, is a row of the
 table like any other, and the other jobs go on.
 """
@@ -9,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,12 @@ from parsgd import results
 from parsgd.cli.earlier import DONE, is_same
 from parsgd.cli.search import WORST
 from parsgd.errors import UserError
+from parsgd.words import counted
 
 LOOK_SECONDS = 0.5
+ASKED_SECONDS = 0.1
+QUIET_SECONDS = 1.0  # jobs that have nothing to save have ended by then
+GRACE_SECONDS = 300.0  # for the round that a job computes, and its save
 lost: list[int] = []  # jobs without a result, because their process ended before
 
 
@@ -85,6 +91,44 @@ def _store(folder: Path, config: Any, why: str) -> None:
         "versions": results.versions(),
     }
     results.finish(folder, record)
+
+
+def ask_to_end(running: Callable[[], Iterable[int]]) -> None:
+    """Send SIGTERM to the processes of jobs, as a run gets it, and wait for them.
+
+    A job that keeps checkpoints saves; another ends at once. It returns when all have
+    ended or `GRACE_SECONDS` have passed: the caller ends what is left.
+
+    Args:
+        running: Gives the processes of jobs that have not ended, one for each.
+
+    Raises:
+        KeyboardInterrupt: A second signal came.
+    """
+    asked: set[int] = set()
+    began, told = time.monotonic(), False
+    while left := {*running()}:
+        for pid in left - asked:  # once: a second would end it before its save
+            asked.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        waited = time.monotonic() - began
+        if waited > GRACE_SECONDS:
+            return
+        if waited > QUIET_SECONDS and not told:
+            told = True
+            _tell_wait(len(left))
+        time.sleep(ASKED_SECONDS)
+
+
+def _tell_wait(count: int) -> None:
+    with contextlib.suppress(OSError):  # a terminal that was closed
+        print(
+            f"parsgd: waiting for {counted(count, 'job')} to save, {GRACE_SECONDS:.0f} "
+            "seconds at most; a second signal ends them at once",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def this_process() -> tuple[int, float]:

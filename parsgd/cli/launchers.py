@@ -90,8 +90,9 @@ def check(hydra: Any) -> None:
     local = hydra.launcher._target_.endswith(f".{LOCAL}")
     if not local and not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _terminated)
     remember_gpus()
     if local:
         _check_local(hydra.launcher)
@@ -137,7 +138,7 @@ _ended_by = signal.SIGINT
 
 
 def _terminated(number: int, frame: Any) -> None:
-    """As Ctrl-C, so that the processes of the jobs end too."""
+    """As Ctrl-C, so that jobs save, and their processes end too."""
     global _ended_by
     _ended_by = signal.Signals(number)
     raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psutil
 import submitit
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
@@ -19,7 +20,7 @@ from hydra.core.utils import JobReturn
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher
 from submitit.core.utils import UncompletedJobError
 
-from parsgd.cli.children import end_with, lose, this_process
+from parsgd.cli.children import ask_to_end, end_with, lose, this_process
 
 # What submitit does with on one machine; the others are for schedulers.
 PARAMETERS = (
@@ -59,11 +60,16 @@ class LocalJobs(LocalLauncher):
                 jobs = executor.map_array(self, *zip(*arguments, strict=True))
             triples = zip(numbers, job_overrides, jobs, strict=True)
             return [self._result(*triple) for triple in triples]
+        except BaseException:
+            ask_to_end(lambda: _tasks(started))
+            raise
         finally:
             _end(started)
 
     def __call__(self, *args: Any, **kwargs: Any) -> JobReturn:
         """Run one job, in the process that submitit started for it."""
+        # Submitit ignores it, for jobs that its scheduler starts again.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         family = (*self.sweep, os.getppid())
         threading.Thread(target=end_with, args=family, daemon=True).start()
         return super().__call__(*args, **kwargs)
@@ -103,6 +109,17 @@ def _own_sessions(started: list[subprocess.Popen]) -> Iterator[None]:
         yield
     finally:
         subprocess.Popen = popen
+
+
+def _tasks(started: Sequence[subprocess.Popen]) -> list[int]:
+    """The processes that run jobs; each has a parent, which ends with it."""
+    found = []
+    for controller in [process for process in started if process.poll() is None]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(controller.pid).children()
+            # One that has not started its job yet is the job's only process.
+            found += [child.pid for child in children] or [controller.pid]
+    return found
 
 
 def _end(started: Sequence[subprocess.Popen]) -> None:

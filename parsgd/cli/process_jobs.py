@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -25,7 +25,7 @@ from joblib.externals.loky.process_executor import (
     TerminatedWorkerError,
 )
 
-from parsgd.cli.children import end_with, lose, this_process
+from parsgd.cli.children import ask_to_end, end_with, lose, this_process
 from parsgd.cli.console import uncaught
 from parsgd.cli.slots import at_once
 
@@ -71,8 +71,11 @@ class ProcessJobs(JoblibLauncher):
                     except TerminatedWorkerError as error:
                         found[number] = lose(self, number, overrides, _why(error))
         except BaseException:
-            for pool in [*self._idle, *(pool for pool, *_ in running.values())]:
-                pool.shutdown(kill_workers=True)
+            try:
+                ask_to_end(lambda: _workers(running))
+            finally:
+                for pool in [*self._idle, *(pool for pool, *_ in running.values())]:
+                    pool.shutdown(kill_workers=True)
             raise
         return [found[number] for number in sorted(found)]
 
@@ -93,8 +96,18 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, initializer=_begin, initargs=this_process())
 
 
+def _workers(running: Mapping[Future, tuple]) -> list[int]:
+    """The processes of jobs that have not ended; loky names them nowhere else."""
+    pools = [job[0] for future, job in running.items() if not future.done()]
+    return [pid for pool in pools for pid in [*(pool._processes or ())]]
+
+
 def _begin(sweep: int, began: float) -> None:
-    """In a new process: end with that of the sweep, and lose no Ctrl-C."""
+    """In a new process: end with that of the sweep, and when it says so.
+
+    Ctrl-C does not come by itself then: with the sweep's signal it would be the second.
+    """
+    os.setsid()
     sys.unraisablehook = uncaught
     family = (sweep, began, os.getppid())
     threading.Thread(target=end_with, args=family, daemon=True).start()
