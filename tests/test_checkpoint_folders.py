@@ -27,7 +27,7 @@ from resumes import (
 
 import parsgd
 from parsgd import UserError
-from parsgd.checkpoint import store
+from parsgd.checkpoint import keeper, store
 from parsgd.checkpoint.quiet import quiet
 
 # When one array of several cannot be read, the readers of the others come too late.
@@ -281,6 +281,28 @@ def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capsys, n
     run = fit(tmp_path / "run", every=100)
     assert_same_state(tmp_path / "run", tmp_path / "whole")
     assert_same_history(run.history, whole.history)
+
+
+class AskedTwice(Asked):
+    """Gets it twice at once, as from a scheduler and from its parent."""
+
+    def progress(self, step, steps, record):
+        first = not self.at
+        super().progress(step, steps, record)
+        if first:
+            signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("apart, saved", [(False, True), (True, False)])
+def test_a_second_signal_ends_at_once_unless_it_is_the_same(
+    tmp_path, monkeypatch, apart, saved
+):
+    share_engines(monkeypatch)
+    if apart:
+        monkeypatch.setattr(keeper, "SAME_SECONDS", -1.0)
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "run", every=100, watcher=AskedTwice(signal.SIGTERM))
+    assert bool(steps_in(tmp_path / "run")) == saved
 
 
 def test_runs_outside_the_main_thread_save_too(tmp_path, monkeypatch):

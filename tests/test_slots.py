@@ -7,6 +7,7 @@ import pytest
 from processes import finished, parsgd
 
 from parsgd.cli import launchers, slots
+from parsgd.cluster import gpus
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def machine(monkeypatch, tmp_path):
             monkeypatch.setenv(name, value)
         for name in devices:
             (tmp_path / name).touch()
-        monkeypatch.setattr(slots, "DEVICES", tmp_path)
+        monkeypatch.setattr(gpus, "DEVICES", tmp_path)
         plugins = [SimpleNamespace(name=plugin)] if plugin else []
         monkeypatch.setattr(slots, "entry_points", lambda group: plugins)
 

@@ -45,6 +45,7 @@ from parsgd.training.keeper import Keeper, Resumed
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
+SAME_SECONDS = 1.0  # who ends all processes at once also ends those that hand it on
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
 
 
@@ -100,6 +101,7 @@ class _Saving(Keeper):
         self._saved: int | None = None  # round of the newest checkpoint
         self._last = time.monotonic()
         self._asked: int = 0  # the signal that asked this process to end
+        self._when = 0.0  # and when
         self._late = False
 
     def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -251,9 +253,10 @@ class _Saving(Keeper):
 
     def ask_to_end(self, number: signal.Signals) -> None:
         """Called when the process gets such a signal; the second time it ends."""
-        if self._asked:
+        if not self._asked:
+            self._asked, self._when = number, time.monotonic()
+        elif time.monotonic() - self._when > SAME_SECONDS:
             raise SystemExit(128 + number)
-        self._asked = number
 
     def _goodbye(self, number: int) -> int:
         """Say what is kept; the exit code, as a shell would report it."""

@@ -6,18 +6,17 @@ passes on by itself to the next, whatever became of the first.
 """
 
 import fcntl
-import itertools
 import os
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from parsgd import cores
+from parsgd.cluster import gpus
+from parsgd.cluster.gpus import VISIBLE as GPUS
 from parsgd.errors import UserError
 
-GPUS = "CUDA_VISIBLE_DEVICES"
 ALL_GPUS = "PARSGD_GPUS"  # the same, as the process that started the sweep had it
-DEVICES = Path("/dev")
 _held: list[object] = []  # files whose locks this process keeps
 
 
@@ -26,8 +25,8 @@ def at_once(count: int) -> int:
 
     On one that two jobs share the second finds no memory, for JAX takes most of it.
     """
-    gpus = _gpus() if _on_gpus() else []
-    return min(count, len(gpus)) if gpus else count
+    found = _gpus() if _on_gpus() else []
+    return min(count, len(found)) if found else count
 
 
 def _on_gpus() -> bool:
@@ -92,8 +91,8 @@ def _all_taken(folder: Path, count: int) -> UserError:
 def _keep_to(slot: int, count: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, part(cores.usable(), slot, count))
-    if gpus := _gpus():
-        os.environ[GPUS] = ",".join(part(gpus, slot, count))
+    if found := _gpus():
+        os.environ[GPUS] = ",".join(part(found, slot, count))
 
 
 def part(things: list, slot: int, count: int) -> list:
@@ -113,19 +112,5 @@ def remember_gpus() -> None:
 
 def _gpus() -> list[str]:
     """What CUDA may use: as the environment says, else all that the system shows."""
-    for variable in (ALL_GPUS, GPUS):
-        if variable in os.environ:
-            return _visible(os.environ[variable])
-    # By their count: in a container CUDA numbers from 0 what may be nvidia2 outside.
-    return [str(number) for number, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
-
-
-def _visible(names: str) -> list[str]:
-    """What such a list leaves visible: CUDA ends it at the first that is no device.
-
-    Example:
-        >>> _visible("2,5"), _visible("-1"), _visible("")
-        (['2', '5'], [], [])
-    """
-    listed = [name.strip() for name in names.split(",")]
-    return [*itertools.takewhile(lambda name: name and name[0] != "-", listed)]
+    shared = os.environ.get(ALL_GPUS)
+    return gpus.visible(os.environ if shared is None else {GPUS: shared})

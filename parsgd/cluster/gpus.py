@@ -14,6 +14,7 @@ from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ASKED = "JAX_LOCAL_DEVICE_IDS"  # by the user, and read by JAX itself
+DEVICES = Path("/dev")
 ORTE = "OMPI_MCA_orte_hnp_uri"  # by which JAX knows that Open MPI started a process
 
 
@@ -28,7 +29,7 @@ def visible(env: Mapping[str, str]) -> list[str]:
         names = [name.strip() for name in env[VISIBLE].split(",")]
         return [*takewhile(lambda name: name and name[0] != "-", names)]
     # By CUDA's numbers: where a container shows /dev/nvidia3 alone, that is GPU 0.
-    return [str(i) for i, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+    return [str(i) for i, _ in enumerate(DEVICES.glob("nvidia[0-9]*"))]
 
 
 def arguments(env: Mapping[str, str]) -> dict[str, Any]:
