@@ -70,7 +70,7 @@ def test_where_it_cannot_be_told_jax_decides(environment):
 
 
 def test_gpus_without_a_list_have_the_numbers_of_cuda(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpus, "Path", lambda folder: tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     assert gpus.visible({}) == []
     for name in ("nvidia3", "nvidia10", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
