@@ -275,8 +275,7 @@ def permute(tree: Tree, pairs: Sequence[tuple[int, int]]) -> Tree:
 
     source_of = dict(zip(targets, sources, strict=True))
     table = jnp.array([source_of.get(r, -1) for r in range(size)], jnp.int32)
-    me = rank()
-    source = table[me]
+    source = table[me := rank()]
     # Whole blocks of lanes travel between devices, one transfer for each distance that
     # occurs; each lane then picks its source from the block of the right device.
     hops = sorted({(t // lanes - s // lanes) % devices for s, t in pairs})

@@ -1,6 +1,7 @@
 """Versions and machine, so that a number can carry where it was measured."""
 
 import functools
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -18,7 +19,8 @@ PACKAGES = ("parsgd", "jax", "jaxlib", "flax", "optax", "numpy")
 def versions() -> dict[str, str | None]:
     """Versions of what a result depends on; null for what is not installed.
 
-    They are read from package metadata, so nothing is imported and no backend starts.
+    They are read from package metadata, and the commit by git, so nothing is imported
+    and no backend starts.
 
     Example:
         >>> sorted(versions())
@@ -62,9 +64,11 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
+    # A hook of another repository has that one's.
+    own = {key: x for key, x in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=10, check=True
+            command, capture_output=True, text=True, timeout=10, check=True, env=own
         )
     except (OSError, subprocess.SubprocessError):
         return None

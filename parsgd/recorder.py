@@ -139,6 +139,7 @@ class Recorder(JobFiles):
         self._more = _checked({} if config is None else config)
         self._config: dict[str, Any] = {}
         self._started = ""
+        self._versions: dict[str, str | None] = {}
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Begin the files."""
@@ -148,6 +149,7 @@ class Recorder(JobFiles):
         self._config = {"strategy": self._strategy} | facts | self._more
         now = datetime.datetime.now().astimezone()
         self._started = now.isoformat(timespec="seconds")
+        self._versions = results.versions()
         self.begin(self._config)
         # Of many runs of a script: which.
         self._observer.start(summary, (f"{self._strategy} in {self._folder}:", *lines))
@@ -168,7 +170,7 @@ class Recorder(JobFiles):
             "config": self._config,
             "overrides": [],
             "started": self._started,
-            "versions": results.versions(),
+            "versions": self._versions,
         }
 
 

@@ -3,7 +3,19 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+
+SAME_SECONDS = 1.0
+
+
+def is_same(first: float) -> bool:
+    """Whether a signal asks for no more than the first did, at a monotonic time.
+
+    Who ends all processes at once, as a scheduler, `timeout` or a closed terminal, also
+    ends those that hand it on.
+    """
+    return time.monotonic() - first <= SAME_SECONDS
 
 
 @contextlib.contextmanager

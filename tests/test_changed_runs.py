@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from command_line import command  # noqa: F401
 from damage import flip_bytes
-from processes import parsgd
 
 RUN = ("workers=2", "checkpoint.rounds=1000", "hydra.run.dir=run")
 
@@ -70,31 +69,6 @@ def test_a_sweep_repeats_what_was_run_on_other_data(command, tmp_path, table):  
     code, out, _ = command("train", *sweep)
     assert code == 0 and "completed before" not in out
     assert out.count("its config, data or own code have changed") == 2
-
-
-MINE = (
-    "import optax, parsgd\n"
-    "def mine(optimizer):\n"
-    "    return parsgd.local_sgd(optax.chain(optimizer, optax.scale({factor})))\n"
-)
-
-
-def test_a_sweep_repeats_what_was_run_by_other_code_of_ones_own(tmp_path):
-    def run(*words):
-        out, err = parsgd("train", *words, cwd=tmp_path).communicate(timeout=300)
-        return out + err
-
-    (tmp_path / "mine_now.py").write_text(MINE.format(factor=1.0))
-    words = ("strategy._target_=mine_now.mine", "epochs=1", "evaluations=1")
-    sweep = ("-m", *words, "seed=0,1", "hydra.sweep.dir=sweep")
-    assert "2 of 2 jobs completed" in run(*sweep)
-    assert run(*sweep).count("completed before") == 2
-    assert "completed" in run(*words, "hydra.run.dir=one")
-    (tmp_path / "mine_now.py").write_text(MINE.format(factor=0.5))
-    said = run(*sweep)
-    assert "completed before" not in said
-    assert said.count("its config, data or own code have changed") == 2
-    assert "differs in your own code" in run(*words, "hydra.run.dir=one")
 
 
 def test_a_result_outlives_its_data(command, tmp_path, table):  # noqa: F811

@@ -26,8 +26,8 @@ from resumes import (
 )
 
 import parsgd
-from parsgd import UserError
-from parsgd.checkpoint import keeper, store
+from parsgd import UserError, signals
+from parsgd.checkpoint import store
 from parsgd.checkpoint.quiet import quiet
 
 # When one array of several cannot be read, the readers of the others come too late.
@@ -298,8 +298,7 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_same(
     tmp_path, monkeypatch, apart, saved
 ):
     share_engines(monkeypatch)
-    if apart:
-        monkeypatch.setattr(keeper, "SAME_SECONDS", -1.0)
+    monkeypatch.setattr(signals, "SAME_SECONDS", -1.0 if apart else 1e9)
     with pytest.raises(SystemExit):
         fit(tmp_path / "run", every=100, watcher=AskedTwice(signal.SIGTERM))
     assert bool(steps_in(tmp_path / "run")) == saved

@@ -1,5 +1,6 @@
 """The ways to start several processes as one run, each as its users start it."""
 
+import functools
 import json
 import os
 import re
@@ -15,11 +16,14 @@ SHORT = ("epochs=1", "evaluations=1")
 TRAIN = ("train", *SHORT, "hydra.run.dir=run")
 
 
+@functools.cache
 def open_mpi():
     """The version of Open MPI's mpirun, 0 where there is none."""
     if not shutil.which("mpirun"):
         return 0
-    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
+    said = subprocess.run(
+        ["mpirun", "--version"], capture_output=True, text=True, timeout=10
+    )
     found = re.search(r"Open MPI\) (\d+)", said.stdout)
     return int(found[1]) if found else 0
 

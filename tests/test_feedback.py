@@ -116,3 +116,13 @@ def test_ef21_of_a_moving_average_follows_its_loop():
 def test_a_momentum_that_would_grow_is_refused(name):
     with pytest.raises(ValueError, match=rf"local_momentum: {name}=1.0 must be in"):
         parsgd.reducers.local_momentum(**{"decay": 0.5, name: 1.0})
+
+
+def test_a_residual_stays_finite_where_the_average_leaves_half_precision():
+    """40,000 and what is left of it, twice: above the largest float16, 65,504."""
+    reducer = parsgd.error_feedback(parsgd.compressors.top_k(ratio=0.2))
+    g = {"w": jnp.full((8, 8), 40000.0, jnp.float16)}
+    state = reducer.init(g)
+    for _ in range(3):
+        _, state = reducer.update(g, state)
+        assert np.isfinite(state.error["['w']"]).all()

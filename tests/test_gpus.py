@@ -93,3 +93,12 @@ def test_gpus_without_a_list_have_the_numbers_of_cuda(monkeypatch, tmp_path):
 def test_I1_launch_deals_out_the_gpus(shown, processes, shares):
     dealt = gpus.dealt({"CUDA_VISIBLE_DEVICES": shown}, processes)
     assert [own.get("CUDA_VISIBLE_DEVICES") for own in dealt] == shares
+
+
+def test_one_gpu_of_the_machine_is_not_that_of_two_processes(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
+    both = slurm(1, "2")
+    both.pop("CUDA_VISIBLE_DEVICES", None)
+    assert gpus.arguments(both) == {}
+    assert gpus.arguments(both | ONE) == {"local_device_ids": [0]}

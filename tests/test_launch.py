@@ -165,7 +165,8 @@ def test_a_second_signal_does_not_wait(start):
     )
     pids = pids_of(process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)  # the same, as from a scheduler
+    time.sleep(1.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

@@ -164,7 +164,7 @@ def test_an_error_that_is_not_0_does_not_read_as_0(tmp_path):
     paths = report.build(tmp_path, target=0.8)
     for told in (text, paths.page.read_text(), paths.markdown.read_text()):
         assert told.count(note) == 1
-    job(tmp_path / "1", seconds=0.007, last=0.91, seed=1)
+    job(tmp_path / "1", seconds=0.007, last=0.91, samples=600, seed=1)
     assert note not in printed(tmp_path)
 
 
@@ -322,8 +322,11 @@ def test_the_error_of_samples_is_shown(tmp_path):
 
 
 def test_how_finely_costs_are_known_is_said(tmp_path):
+    job(tmp_path / "3/4", workers=4, samples=2000)
     for workers in (1, 2):
         job(tmp_path / str(workers), workers=workers)
+    assert "evaluated every 500 to 2,000 samples: smaller" in printed(tmp_path)
+    (tmp_path / "3/4/result.json").unlink()
     assert "evaluated every 500 samples: smaller" in printed(tmp_path)
     assert "evaluated every" not in printed(tmp_path / "1")
 
@@ -337,11 +340,20 @@ def test_a_row_that_ends_below_the_target_that_it_reached_is_named(tmp_path):
     assert "ended below it: local_sgd, workers=4 (0.7000)" in said, said
 
 
-def test_rows_of_different_versions_are_named(tmp_path):
-    for seed, jax in enumerate(("0.10.1", "0.10.2")):
+@pytest.mark.parametrize(
+    "versions, named",
+    [
+        (({"jax": "0.10.1"}, {"jax": "0.10.2"}), True),
+        (({"jax": "0.10.2"}, {"jax": "0.10.2", "jaxlib": "0.10.2"}), False),
+        (({"jax": "1", "commit": None}, {"jax": "1", "commit": "abc"}), False),
+    ],
+)
+def test_rows_of_different_versions_are_named(tmp_path, versions, named):
+    for seed, known in enumerate(versions):
         job(tmp_path / str(seed), seed=seed)
         file = tmp_path / str(seed) / "result.json"
         result = json.loads(file.read_text())
-        result |= {"versions": {"jax": jax}, "machine": {"cpu": "a", "cores": 2}}
+        result |= {"versions": known, "machine": {"cpu": "a", "cores": 2}}
         file.write_text(json.dumps(result))
-    assert "a mean over runs of different versions or machines" in printed(tmp_path)
+    said = "a mean over runs of different versions or machines"
+    assert (said in printed(tmp_path)) == named

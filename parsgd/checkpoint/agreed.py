@@ -64,9 +64,11 @@ def offered(
     if found["why"]:
         raise FolderError(found["why"])
     deadline = time.monotonic() + SHARED_SECONDS
-    while not {*found["steps"]} <= {*store.steps()} and time.monotonic() < deadline:
+    wait = bool(found["steps"])
+    while wait and found["chosen"] not in store.steps():
         time.sleep(0.1)
         store.look_again()
+        wait = time.monotonic() < deadline
     return found["steps"], found["chosen"]
 
 

@@ -31,7 +31,10 @@ FREE = (
     "optimizer",
     "scaling.reference_batch",
 )
-NAMES = {"data_checksum": "the data themselves, by a checksum"}
+NAMES = {
+    "data_checksum": "the data themselves, by a checksum",
+    "code_checksum": "your own code, by a checksum",
+}
 FIXED = ("optimizer._target_",)
 
 
@@ -111,10 +114,11 @@ def other_versions(
         'saved with jax 0.10.1, now 0.10.2; optax 0.2, now not instal'
     """
     without = "not installed"
+    unknown = None in (old.get("commit"), new.get("commit"))
     changed = [
         f"{name} {before or without}, now {new.get(name) or without}"
         for name, before in old.items()
-        if before != new.get(name) and not (name == "commit" and before is None)
+        if before != new.get(name) and not (name == "commit" and unknown)
     ]
     if not changed:
         return []

@@ -37,7 +37,7 @@ from parsgd.checkpoint.settings import (
 from parsgd.core import TrainState
 from parsgd.environment import versions
 from parsgd.errors import FolderError, UserError
-from parsgd.signals import handled
+from parsgd.signals import handled, is_same
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
 from parsgd.training.keeper import Keeper, Resumed
@@ -45,7 +45,6 @@ from parsgd.training.keeper import Keeper, Resumed
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
-SAME_SECONDS = 1.0  # who ends all processes at once also ends those that hand it on
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
 
 
@@ -122,6 +121,10 @@ class _Saving(Keeper):
                 of_data = ("examples", "data_checksum")
                 old = meta["config"] | {key: old[key] for key in of_data}
                 new = {**self.settings.config, **{key: new[key] for key in of_data}}
+            code = "code_checksum"
+            sums = meta.get(code), self.settings.code_checksum
+            if None not in sums:
+                old, new = {**old, code: sums[0]}, {**new, code: sums[1]}
             self.lines += differences.allowed(
                 old, new, force=self.settings.force, folder=self._folder
             )
@@ -231,6 +234,7 @@ class _Saving(Keeper):
             "facts": self._facts,
             "config": self.settings.config,
             "overrides": [*self.settings.overrides],
+            "code_checksum": self.settings.code_checksum,
             "workers": engine.placement.workers,
             "leaves": {name: list(leaf) for name, leaf in described.items()},
         }
@@ -252,10 +256,10 @@ class _Saving(Keeper):
         cluster.stuck(f"{self.store.failed(error)}")
 
     def ask_to_end(self, number: signal.Signals) -> None:
-        """Called when the process gets such a signal; the second time it ends."""
+        """Called when the process gets such a signal; a second one ends it at once."""
         if not self._asked:
             self._asked, self._when = number, time.monotonic()
-        elif time.monotonic() - self._when > SAME_SECONDS:
+        elif not is_same(self._when):
             raise SystemExit(128 + number)
 
     def _goodbye(self, number: int) -> int:
@@ -264,12 +268,13 @@ class _Saving(Keeper):
         command = "parsgd train " + shlex.quote(f"resume={self._folder.parent}")
         again = command if self.settings.config else "the same script"
         if cluster.is_first():
-            print(
-                f"parsgd: asked to end ({signal.Signals(number).name}): {kept} in "
-                f"{self._folder}; {again} goes on",
-                file=sys.stderr,
-                flush=True,
-            )
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                print(
+                    f"parsgd: asked to end ({signal.Signals(number).name}): {kept} in "
+                    f"{self._folder}; {again} goes on",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return 128 + number
 
     def _due(self, round: int) -> bool:

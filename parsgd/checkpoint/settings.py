@@ -32,6 +32,8 @@ class Checkpoints(NamedTuple):
         config: The config of the run, so that differences can be named; without it the
             sizes and the task's name are compared.
         overrides: The command line that made the config, which ``resume=`` repeats.
+        code_checksum: Of the code that the run calls, so that one with other code is
+            another run; None to compare none.
 
     Example:
         >>> import parsgd
@@ -48,6 +50,7 @@ class Checkpoints(NamedTuple):
     force: bool = False
     config: Mapping[str, Any] | None = None
     overrides: Sequence[str] = ()
+    code_checksum: str | None = None
 
 
 def check_format(meta: Mapping[str, Any], folder: Path) -> None:

@@ -124,8 +124,9 @@ def ask_to_end(running: Callable[[], Iterable[int]]) -> None:
 def _tell_wait(count: int) -> None:
     with contextlib.suppress(OSError):  # a terminal that was closed
         print(
-            f"parsgd: waiting for {counted(count, 'job')} to save, {GRACE_SECONDS:.0f} "
-            "seconds at most; a second signal ends them at once",
+            f"parsgd: waiting for {counted(count, 'job')} to end, and to save if "
+            f"checkpoint.* says so, {GRACE_SECONDS:.0f} seconds at most; a second "
+            "signal ends them at once",
             file=sys.stderr,
             flush=True,
         )

@@ -101,6 +101,7 @@ def _run_job(
 ) -> Outcome:
     first = cluster.is_first()
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
+    record["versions"] = results.versions()  # of what runs, not of what is there later
     config = as_stored(cfg)
     back = saving.goes_back(cfg)  # to before its end
     done = "" if back else settled(folder, config)
@@ -118,7 +119,7 @@ def _run_job(
         with cluster.busy():
             sums = {
                 "data_checksum": data_checksum(built.task.data),
-                "code_checksum": code_checksum(config),
+                "code_checksum": code_checksum(config, allowed),
             }
         done = "" if back else settled(folder, config, sums)
         if done := cluster.agree("settled", done):
@@ -132,9 +133,10 @@ def _run_job(
                 "its config, data or own code have changed, or it did not end: it is "
                 "run again"
             )
+        code = sums["code_checksum"]
         lost: Sequence[str] = ()
         try:
-            saves = saving.checkpoints(cfg, folder, overrides)
+            saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)
         except CheckpointLost as error:
             lost = error.lines
@@ -143,7 +145,7 @@ def _run_job(
             # What could not be read, and what was newer than it, is set aside.
             cfg.checkpoint.step = NEWEST
             built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
-            saves = saving.checkpoints(cfg, folder, overrides)
+            saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)
     except Exception as error:
         if cfg.get("debug"):
@@ -169,9 +171,10 @@ def _run_job(
         outcome = _agreed(outcome)
         if not first:
             return outcome
+        found["summary"]["code_checksum"] = sums["code_checksum"]
     record |= {"status": outcome.status, "reason": outcome.reason, "config": config}
     try:
-        results.finish(folder, record | found | {"versions": results.versions()})
+        results.finish(folder, record | found)
     except UserError as error:  # such as a full disk, on which it failed already
         reason = f"{outcome.reason}; and {error}" if outcome.reason else f"{error}"
         return Outcome("failed", reason, mistake=True, begun=True)
@@ -185,7 +188,7 @@ def _checksums(
     data = None
     with cluster.busy(), contextlib.suppress(UserError):
         data = data_checksum(task_of(config, allowed).data)
-    return {"data_checksum": data, "code_checksum": code_checksum(config)}
+    return {"data_checksum": data, "code_checksum": code_checksum(config, allowed)}
 
 
 def _agreed(outcome: Outcome) -> Outcome:
@@ -232,8 +235,7 @@ def _train(
         **built.arguments,
     )
     found = measured(run)
-    code = {"code_checksum": code_checksum(built.config)}
-    found["summary"] |= built.facts | code | {"peak_memory_bytes": peak_memory()}
+    found["summary"] |= built.facts | {"peak_memory_bytes": peak_memory()}
     return Outcome(run.status, run.reason, score=best_score(run.history)), found
 
 

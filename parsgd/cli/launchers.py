@@ -1,14 +1,17 @@
 """Sweeps whose jobs run in other processes, started by one of Hydra's launchers."""
 
+import math
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from parsgd import cluster, cores
 from parsgd.cli.slots import at_once, remember_gpus, share
 from parsgd.errors import UserError, check_whole
+from parsgd.signals import is_same
 from parsgd.words import counted
 
 BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
@@ -135,12 +138,15 @@ def _check_local(launcher: Any) -> None:
 
 
 _ended_by = signal.SIGINT
+_ended_at = -math.inf
 
 
 def _terminated(number: int, frame: Any) -> None:
     """As Ctrl-C, so that jobs save, and their processes end too."""
-    global _ended_by
-    _ended_by = signal.Signals(number)
+    global _ended_by, _ended_at
+    if is_same(_ended_at):
+        return
+    _ended_by, _ended_at = signal.Signals(number), time.monotonic()
     raise KeyboardInterrupt
 
 

@@ -58,9 +58,15 @@ def position(folder: Path, cfg: DictConfig) -> dict[str, Any] | None:
 
 
 def checkpoints(
-    cfg: DictConfig, folder: Path, overrides: Sequence[str]
+    cfg: DictConfig, folder: Path, overrides: Sequence[str], code: str | None
 ) -> Checkpoints | None:
     """Where and when the run saves; None if it does not.
+
+    Args:
+        cfg: As Hydra composed it.
+        folder: The run's own.
+        overrides: Its command line.
+        code: The checksum of the code of one's own that it calls.
 
     Raises:
         FolderError: It does not, but the folder holds checkpoints.
@@ -84,4 +90,5 @@ def checkpoints(
         force=node.force,
         config=resolved(cfg),
         overrides=overrides,
+        code_checksum=code,
     )

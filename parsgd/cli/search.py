@@ -37,13 +37,15 @@ def check(sweeper: Any) -> None:
     if getattr(given, "name", given) != "maximize":
         raise UserError(
             f"hydra.sweeper.direction={given}: the score of a job is its best test "
-            "accuracy, or minus its best test loss, so more is better: leave it out"
+            "accuracy, or minus its best test loss, so more is better: use "
+            "hydra/sweeper=search, or hydra.sweeper.direction=maximize"
         )
 
 
 def drop_best_of_none(folder: Path) -> None:
     """Remove a search's result that names a job without a score as the best."""
     file = folder / FOUND
-    if file.is_file() and yaml.safe_load(file.read_text())["best_value"] == WORST:
+    found = yaml.safe_load(file.read_text()) if file.is_file() else None
+    if isinstance(found, dict) and found.get("best_value") == WORST:
         file.unlink()
         print("no job of this search has a score, so none of them is the best")

@@ -107,7 +107,8 @@ def part(things: list, slot: int, count: int) -> list:
 
 def remember_gpus() -> None:
     """Keep what CUDA may use now, for jobs whose process may use a part of it."""
-    os.environ[ALL_GPUS] = ",".join(_gpus())
+    # A sweep within a job of another has that job's part.
+    os.environ[ALL_GPUS] = ",".join(gpus.visible(os.environ))
 
 
 def _gpus() -> list[str]:

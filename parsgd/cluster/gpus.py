@@ -37,7 +37,8 @@ def arguments(env: Mapping[str, str]) -> dict[str, Any]:
 
     With V GPUs that this process sees, being number r of the L on its machine:
 
-    - V = 1, or V GPUs for each task of Slurm: all that it sees, which is its own.
+    - V = 1 (by a list of its own, where L > 1), or V GPUs for each task of Slurm: all
+      that it sees, which is its own.
     - V >= L: they see the same GPUs, and the share of this one is the V // L from
       r (V // L) on. That holds for one process, too: it has all.
     - otherwise, and where the user says so by `ASKED`, what JAX does.
@@ -46,6 +47,8 @@ def arguments(env: Mapping[str, str]) -> dict[str, Any]:
     if place is None or not seen or ASKED in env:
         return {}
     number, count, own = place
+    if VISIBLE not in env and count > seen:
+        return {}
     if seen in (1, own):
         return {"local_device_ids": [*range(seen)]}
     if not 0 < count <= seen:

@@ -117,7 +117,8 @@ def _remedy(error: str, where: str | None) -> str:
             else ""
         )
         return f"{make}set subdomain: {found[1]} in the Job's template.spec; "
-    return "" if where else f"see that {PORT}; "
+    port = any(word in error.lower() for word in ("address", "port", "at its start"))
+    return f"see that {PORT}; " if port and not where else ""
 
 
 def _leave_at_a_fault() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from parsgd.errors import UserError
-from parsgd.signals import handled
+from parsgd.signals import handled, is_same
 
 LAST_LINES = 5
 POLL_SECONDS = 0.1
@@ -72,7 +73,7 @@ def supervise(
 def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process | None":
     """Show what they write until all have ended; returns the first that failed."""
     failed: _Process | None = None
-    told, deadline = 0, None
+    told, first, deadline = 0, math.inf, None
     with selectors.DefaultSelector() as selector:
         for process in group:
             for pipe in process.pipes:
@@ -89,8 +90,11 @@ def _watch(group: list["_Process"], stop: list[int], grace: float) -> "_Process 
                     deadline = time.monotonic() + grace
                     _tell(group, signal.SIGTERM)
             for number in stop[told:]:
-                _tell(group, number)
                 told += 1
+                if told > 1 and is_same(first):
+                    continue
+                _tell(group, number)
+                first = min(first, time.monotonic())
                 if told > 1:  # who presses Ctrl-C twice does not want to wait
                     deadline = time.monotonic()
             if stop and deadline is None and not all(p.running() for p in group):

@@ -217,9 +217,9 @@ class Watch:
         }
         for key, text in found:
             other = int(key.rpartition("/")[2])
-            count, stage, left, named, failure = text.split(" ", 4)
             if other == self._process:
                 continue
+            count, stage, left, named, failure = text.split(" ", 4)
             if self._seen[other][0] != count:
                 self._seen[other] = (count, now)
             if failure:

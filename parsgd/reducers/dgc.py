@@ -149,7 +149,10 @@ def dgc(
         sparse = {p: v for p, v in accumulated.items() if p not in wide}
         mean, sent = _sparse_mean(sparse, whole, channel)
         for path in gradient:
-            u, v = velocity[path], jnp.where(sent[path], 0.0, accumulated[path])
+            left = 0.0
+            if path in whole:  # what rounding to the leaf's type loses
+                left = accumulated[path] - whole[path].astype(jnp.float32)
+            u, v = velocity[path], jnp.where(sent[path], left, accumulated[path])
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
             # The average is equal on all workers, so they agree on whether to go on.
             velocity[path], accumulated[path] = paths.keep_unless(

@@ -106,8 +106,10 @@ def error_feedback(
         if any(x.dtype.itemsize < 4 for x in jax.tree.leaves(updates)):
             # What rounding to the leaf's type loses of the average, all workers owe.
             applied, _ = channel.split(reduced)
+            lost = {path: mean[path] - x for path, x in applied.items()}
+            # It may be larger than any number of that type.
             error = {
-                path: jnp.where(good[path], e + (mean[path] - applied[path]), e)
+                path: jnp.where(paths.finite(lost[path]), e + lost[path], e)
                 for path, e in error.items()
             }
         return reduced, FeedbackState(error, inner)

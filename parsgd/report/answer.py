@@ -137,13 +137,14 @@ def _near(winner: Row, rows: Sequence[Row], key: str) -> list[Row]:
 
 def _alike(one: Row, other: Row, key: str) -> bool:
     """Whether Welch's t-test finds no difference between two means, at 95 %."""
-    squares = [row[f"{key}_sem"] ** 2 for row in (one, other)]
-    if not any(squares):
+    errors = [row[f"{key}_sem"] for row in (one, other)]
+    if not any(errors):
         return one[key] == other[key]
+    squares = [(error / max(errors)) ** 2 for error in errors]
     free = [max(1, _count(row, key) - 1) for row in (one, other)]
     parts = sum(s**2 / f for s, f in zip(squares, free, strict=True))
     bound = float(stdtrit(sum(squares) ** 2 / parts, 0.975))
-    return abs(one[key] - other[key]) < bound * math.sqrt(sum(squares))
+    return abs(one[key] - other[key]) < bound * math.hypot(*errors)
 
 
 def _count(row: Row, key: str) -> int:
@@ -218,7 +219,8 @@ def _against_one_worker(winner: Row, sure: Sequence[Row]) -> list[str]:
 
 def _simulated(row: Row) -> bool:
     """Whether workers shared a device."""
-    return bool(row["placement"]) and not row["placement"].endswith(" x 1 lane")
+    places = (row["placement"] or "").split("; ")
+    return any(place and not place.endswith(" x 1 lane") for place in places)
 
 
 def _target(part: Part) -> str:

@@ -43,7 +43,10 @@ PAGE = 25  # rows
 # Columns that carry the error of another and its runs, shown with it.
 ERRORS = {
     "accuracy": ("accuracy_sem", "n"),
-    "seconds_to_target": ("seconds_to_target_sem", "reached"),
+    **{
+        f"{cost}_to_target": (f"{cost}_to_target_sem", "reached")
+        for cost in ("seconds", "samples", "rounds", "bytes")
+    },
 }
 
 

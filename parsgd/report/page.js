@@ -135,16 +135,21 @@ const parsgd = (() => {
     if (type === "sort" || type === "type") return value === null ? Infinity : value;
     if (value === null) return "";
     const [sem, runs] = beside.map((i) => row[i]); // runs: n, or "1 of 2"
+    const [some, all] = String(runs ?? "").split(" of ");
+    const part = all === undefined || some === all ? "" : ` (${runs})`;
     if (form === "accuracy") return `${value.toFixed(4)}${error(sem, 4)} (n=${runs})`;
     if (form === "seconds") { // finer where it is short, as the terminal has it
       const k = value < 1 ? 4 : 2;
       const text = value < 100 ? `${value.toFixed(k)}${error(sem, k)}`
         : `${whole.format(value)}${error(sem, 0)}`;
-      const [some, all] = runs.split(" of ");
-      return some === all ? text : `${text} (${runs})`;
+      return text + part;
     }
-    if (form === "bytes") return bytes(value);
-    return form === "count" ? whole.format(value) : digits(3).format(value);
+    if (form === "bytes") return bytes(value) + part;
+    if (form === "count") {
+      const more = sem == null ? "" : ` ± ${sem < 100 ? digits(3).format(sem) : whole.format(sem)}`;
+      return whole.format(value) + more + part;
+    }
+    return digits(3).format(value);
   }
 
   function start() {

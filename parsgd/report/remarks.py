@@ -105,12 +105,14 @@ def _mixed_places(groups: Sequence[Group]) -> str:
     """Rows that average runs of different versions or machines."""
     found = []
     for group in groups:
-        done = [job for job in group.jobs if job.versions and job.machine]
-        kinds = {
-            (*job.versions.items(), job.machine.get("cpu"), job.machine.get("cores"))
-            for job in done
-        }
-        if len(kinds) > 1:
+        places = [
+            job.versions | {key: job.machine.get(key) for key in ("cpu", "cores")}
+            for job in group.with_status("completed")
+        ]
+        # Earlier results do not tell of all.
+        known = set.intersection(*({*place} for place in places)) if places else ()
+        told = [{p[key] for p in places} for key in known]
+        if any(len(values) > 1 and None not in values for values in told):
             found.append(group.label)
     if not found:
         return ""
@@ -137,16 +139,17 @@ def _fell_back(groups: Sequence[Group], goals: Mapping[str, Target]) -> str:
 
 def _resolution(groups: Sequence[Group]) -> str:
     """How finely samples to a target are known: evaluations lie apart."""
-    gaps = []
+    usual = []
     for group in groups:
         for job in group.with_status("completed"):
             seen = [line.get("samples") for line in job.metrics]
             known = [x for x in seen if x is not None]
-            gaps += [b - a for a, b in itertools.pairwise(known)]
-    if not gaps:
+            gaps = [b - a for a, b in itertools.pairwise(known)]
+            usual += [round(statistics.median(gaps))] if gaps else []
+    if not usual:
         return ""
-    usual = round(statistics.median(gaps))
-    return f"evaluated every {usual:,} samples: smaller differences are not resolved"
+    each = " to ".join(f"{x:,}" for x in dict.fromkeys((min(usual), max(usual))))
+    return f"evaluated every {each} samples: smaller differences are not resolved"
 
 
 def _named(labels: Sequence[str]) -> str:

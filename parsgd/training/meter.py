@@ -146,7 +146,7 @@ class Meter:
             "seconds": self.seconds,
             "spread": self.spread,
             "phase": self.phase,
-            "loss": [self._loss, self._loss_sum, self._loss_steps],
+            "loss_of_steps": [self._loss, self._loss_sum, self._loss_steps],
         }
 
     def resume(
@@ -174,7 +174,9 @@ class Meter:
             self._bytes_before += sum(n * size for n, size in sent.values())
         self.seconds, self.spread = counts["seconds"], counts["spread"]
         self.phase = counts["phase"]
-        self._loss, self._loss_sum, self._loss_steps = counts["loss"]
+        # Earlier checkpoints counted rounds: the mean begins anew.
+        known = counts.get("loss_of_steps", (self._loss, 0.0, 0))
+        self._loss, self._loss_sum, self._loss_steps = known
 
     def cautions(self) -> list[str]:
         """Lines on what few would expect of a run."""
