@@ -14,7 +14,10 @@ from tiny import tiny
 import parsgd
 from parsgd import comm
 from parsgd.compressors import (
+    bf16,
+    fp16,
     linear_8bit,
+    natural,
     one_bit,
     payload_bytes,
     qsgd,
@@ -191,6 +194,18 @@ def test_B10_renamed_resized_and_reordered_leaves_are_named(reducer):
     with pytest.raises(ValueError, match=r"\[0\].*another model"):
         reducer.update([b, a], listed)
     reducer.update({"b": b, "a": a}, state)  # a dict has no order
+
+
+@pytest.mark.parametrize(
+    "code", [bf16(), fp16(), natural(rounding="nearest")], ids=lambda code: code.name
+)
+def test_one_bucket_gives_the_same_where_entries_are_coded_alone(code):
+    g = {"a": gradients((6, 5), 3), "b": gradients((4, 4, 3), 3)}
+    alone, _ = trajectory(error_feedback(code), LANES3, g)
+    together, states = trajectory(error_feedback(code, bucket=True), LANES3, g)
+    assert len(states.error) == 1
+    for k in g:
+        np.testing.assert_array_equal(together[k], alone[k])
 
 
 def test_B10_buckets_of_other_leaves_are_refused():

@@ -1,6 +1,7 @@
 """What all quantising codes keep: shapes, bytes, what was lost, NaN, lanes."""
 
 import functools
+import math
 
 import hypothesis.strategies as st
 import jax
@@ -123,6 +124,40 @@ def test_contraction_constants(v):
     assert lost("natural nearest") <= norm / 9 * (1 + 1e-6)
     assert lost("natural") <= norm  # at most |v| each
     assert lost("bf16") <= 2.0**-16 * norm * (1 + 1e-6)
+    # Each level is the mean of its part, so it takes the part's n m^2 from the norm.
+    parts = [part for part in (v[v >= 0], v[v < 0]) if part.size]
+    left = norm - sum(part.size * part.mean() ** 2 for part in parts)
+    np.testing.assert_allclose(lost("one_bit leaf"), left, rtol=1e-3, atol=1e-5 * norm)
+    # Half a unit in the last place of what has 3 or 2 bits behind the point, and half
+    # of the smallest number, in units of the largest.
+    for name, bits, least in (
+        ("fp8", 4, 2.0**-10 / 448),
+        ("fp8 e5m2", 3, 2.0**-17 / 57344),
+    ):
+        tiny = v.size * (least * np.abs(v).max()) ** 2
+        assert lost(name) <= (4.0**-bits * norm + tiny) * (1 + 1e-5) + rounding
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    v=hnp.arrays(
+        np.float32, (3, 2, 5), elements=finite.map(lambda v: math.fmod(v, 400))
+    )
+)
+def test_contraction_constants_of_columns_and_half_precision(v):
+    x, v = jnp.asarray(v), np.float64(v)
+    norm = np.sum(v**2)
+    q = np.float64(through(CODES["fp16"], x))
+    assert np.sum((v - q) ** 2) <= 4.0**-11 * norm + v.size * 4.0**-25
+    columns = v.reshape(-1, 5).T
+    left = norm
+    for column in columns:
+        parts = [
+            part for part in (column[column >= 0], column[column < 0]) if part.size
+        ]
+        left -= sum(part.size * part.mean() ** 2 for part in parts)
+    lost = np.sum((v - np.float64(through(CODES["one_bit"], x))) ** 2)
+    np.testing.assert_allclose(lost, left, rtol=1e-3, atol=1e-5 * norm + 1e-12)
 
 
 @pytest.mark.parametrize("name", CODES)
