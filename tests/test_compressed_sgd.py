@@ -58,6 +58,14 @@ def test_B16_pairs_that_would_diverge_are_refused(code, feedback):
         build(*options, "workers=2", *SMALL)
 
 
+@pytest.mark.parametrize("strategy", ["local_sgd", "block_momentum", "diloco"])
+@pytest.mark.parametrize("code", EXPANDING)
+def test_B16_outer_loops_refuse_them_too(strategy, code):
+    options = (f"strategy=compressed_{strategy}", f"compressor={code}")
+    with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
+        build(*options, "feedback=ef", "workers=2", "local_steps=2", *SMALL)
+
+
 def test_B16_the_refusal_names_all_codes_that_shrink_their_error():
     more = {"threshold": {"tau": 0.1}}
     shrinking = {
