@@ -128,7 +128,7 @@ def test_traffic_prints_a_table_and_its_ratio(command):
         "traffic", "strategy=local_sgd", "workers=4", "local_steps=4"
     )
     assert code == 0
-    assert re.search(r"all-reduce .*float32 .*\[64, 64\] .*24\.6 kB", out)
+    assert re.search(r"all-reduce .*float32 .*\[64, 64\] .*24,576", out)
     assert "ratio 4" in out
     code, out, _ = command("traffic", "strategy=post_local_sgd", "workers=4")
     assert "per round until step 110, 1 local step each" in out

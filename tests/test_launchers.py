@@ -149,6 +149,7 @@ sys.stdin.read()
 def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
     usable = sorted(os.sched_getaffinity(0))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "4,5,6"}
+    environment.pop(slots.ALL_GPUS, None)  # of a sweep in this process
 
     def start():
         return subprocess.Popen(

@@ -51,7 +51,10 @@ def show(built: Built, console: Console | None = None) -> None:
             found = engine.traffic(phase, part.local_steps)
         when = per_round(schedule[phase].start, end)
         steps = counted(part.local_steps, "local step")
-        console.print(_table(found, f"one worker, {when}, {steps} each"))
+        # No title of the table's own, which would be broken to its width.
+        title = f"one worker, {when}, {steps} each"
+        console.print(title, style="italic", highlight=False, soft_wrap=True)
+        console.print(_table(found))
         text = compare(found.bytes, dense * part.local_steps, when, calls=found.calls)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         if found.at_most:
@@ -64,8 +67,8 @@ def show(built: Built, console: Console | None = None) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Traffic, title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_footer=True)
+def _table(found: Traffic) -> Table:
+    table = Table(show_footer=True)
     table.add_column("collective", footer="all")
     table.add_column("dtype")
     table.add_column("shape")

@@ -29,7 +29,6 @@ _HIDDEN = {
 _OPTIONAL = {"task", "reason", "test_loss", "placement"}
 ERROR = "±: standard error of the mean of n completed runs, one per seed"
 _ERRORS = ("accuracy_sem", "seconds_to_target_sem", "samples_to_target_sem")
-_ERRORS += ("rounds_to_target_sem",)
 
 
 def write_csv(table: pl.DataFrame, path: str | Path) -> None:
