@@ -31,10 +31,8 @@ FREE = (
     "optimizer",
     "scaling.reference_batch",
 )
-NAMES = {
-    "data_checksum": "the data themselves, by a checksum",
-    "code_checksum": "your own code, by a checksum",
-}
+CHECKSUMS = {"data_checksum": "the data themselves", "code_checksum": "your own code"}
+NAMES = {key: f"{what}, by a checksum" for key, what in CHECKSUMS.items()}
 FIXED = ("optimizer._target_",)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from parsgd import cluster
+from parsgd.checkpoint.differences import CHECKSUMS
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
 from parsgd.results import read_job
@@ -17,9 +18,6 @@ from parsgd.results.writing import RESULT, plain
 from parsgd.training.evaluate import best_score
 
 DONE = ("completed", "diverged")
-
-
-CHECKSUMS = {"data_checksum": "the data themselves", "code_checksum": "your own code"}
 
 
 def settled(
