@@ -68,7 +68,7 @@ def test_a_sweep_repeats_what_was_run_on_other_data(command, tmp_path, table):  
     change(first=0.7)
     code, out, _ = command("train", *sweep)
     assert code == 0 and "completed before" not in out
-    assert out.count("its config, data or own code have changed") == 2
+    assert out.count("differs in the data themselves: it is run again") == 2
 
 
 def test_a_result_outlives_its_data(command, tmp_path, table):  # noqa: F811

@@ -30,7 +30,7 @@ def test_a_sweep_repeats_what_was_run_by_other_code_of_ones_own(tmp_path):
     (tmp_path / "mine_now.py").write_text(MINE.format(factor=0.5))
     said = run(tmp_path, *sweep)[1]
     assert "completed before" not in said
-    assert said.count("its config, data or own code have changed") == 2
+    assert said.count("differs in your own code: it is run again") == 2
     assert "differs in your own code" in run(tmp_path, *WORDS, "hydra.run.dir=one")[1]
 
 

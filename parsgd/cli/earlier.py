@@ -70,15 +70,34 @@ def refuse_other(
     result = _result(folder)
     if result.get("status") not in DONE:
         return
+    raise FolderError(
+        f"{folder} holds the result of another run, which differs in "
+        f"{_changed(result, config, sums)}: choose another folder with "
+        "hydra.run.dir=DIR, or remove this one"
+    )
+
+
+def why_again(
+    folder: Path, config: dict[str, Any], sums: Mapping[str, str | None]
+) -> str:
+    """Why the run of a sweep's folder is repeated, as a line."""
+    result = _result(folder)
+    if (status := result.get("status")) not in DONE:
+        ended = f"it ended as {status} before" if status else "its result is unreadable"
+        return f"{ended}: it is run again"
+    changed = _changed(result, config, sums)
+    return f"the run before differs in {changed}: it is run again"
+
+
+def _changed(
+    result: dict[str, Any], config: dict[str, Any], sums: Mapping[str, str | None]
+) -> str:
+    """In what a job is another one than that of a result."""
     old, new = leaves(result.get("config") or {}), leaves(_stored(config))
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     changed += _others(result, sums)
     more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-    raise FolderError(
-        f"{folder} holds the result of another run, which differs in "
-        f"{', '.join(changed[:3])}{more}: choose another folder with "
-        "hydra.run.dir=DIR, or remove this one"
-    )
+    return f"{', '.join(changed[:3])}{more}"
 
 
 def end_of(folder: Path) -> tuple[str | None, float]:

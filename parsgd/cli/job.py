@@ -18,7 +18,13 @@ from parsgd.checkpoint.agreed import CheckpointLost
 from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
-from parsgd.cli.earlier import end_of, refuse_other, remove_if_empty, settled
+from parsgd.cli.earlier import (
+    end_of,
+    refuse_other,
+    remove_if_empty,
+    settled,
+    why_again,
+)
 from parsgd.cli.memory import peak_memory, reset_peak_memory
 from parsgd.cli.resume import has_checkpoints
 from parsgd.cluster.alike import check_alike
@@ -129,10 +135,7 @@ def _run_job(
         if (folder / RESULT).exists() and not has_checkpoints(folder):
             if alone:
                 refuse_other(folder, config, sums)
-            recorder.say(
-                "its config, data or own code have changed, or it did not end: it is "
-                "run again"
-            )
+            recorder.say(why_again(folder, config, sums))
         code = sums["code_checksum"]
         lost: Sequence[str] = ()
         try:
