@@ -45,6 +45,29 @@ def test_a_run_does_not_go_on_by_other_code_of_ones_own(tmp_path):
     assert code == 0 and "(forced)" in said, said
 
 
+def test_a_run_that_was_forced_is_not_forced_again(tmp_path):
+    (tmp_path / "mine_now.py").write_text(MINE.format(factor=1.0))
+    words = (*WORDS, "checkpoint.rounds=1000", "checkpoint.force=true")
+    assert run(tmp_path, *words, "hydra.run.dir=run")[0] == 0
+    (tmp_path / "mine_now.py").write_text(MINE.format(factor=0.5))
+    code, said = run(tmp_path, "resume=run", WORDS[0], "epochs=2")
+    assert code == 2 and "your own code, by a checksum: " in said, said
+
+
+def test_code_that_cannot_be_imported_loses_no_result(tmp_path):
+    (tmp_path / "mine_now.py").write_text(MINE.format(factor=1.0))
+    sweep = ("-m", *WORDS, "seed=0,1", "hydra.sweep.dir=sweep")
+    assert run(tmp_path, *sweep)[0] == 0
+    before = [file.read_bytes() for file in sorted(tmp_path.rglob("result.json"))]
+    (tmp_path / "mine_now.py").write_text("1 +\n")
+    code, said = run(tmp_path, *sweep)
+    assert code == 1 and "Traceback" not in said and "SyntaxError" in said, said
+    assert said.count("the files of the run before are kept, as *.kept") == 2, said
+    kept = [file.read_bytes() for file in sorted(tmp_path.rglob("result.json.kept"))]
+    assert len(before) == 2 and kept == before
+    assert len([*tmp_path.rglob("metrics.jsonl.kept")]) == 2
+
+
 def test_code_that_the_user_has_not_named_is_not_looked_up(tmp_path, monkeypatch):
     (tmp_path / "unpacked").mkdir()
     (tmp_path / "unpacked/__init__.py").write_text("raise SystemExit('it was run')\n")

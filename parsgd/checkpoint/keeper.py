@@ -267,6 +267,8 @@ class _Saving(Keeper):
         kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
         command = "parsgd train " + shlex.quote(f"resume={self._folder.parent}")
         again = command if self.settings.config else "the same script"
+        if self.settings.code_checksum:  # which must be named again
+            again = "the same command"
         if cluster.is_first():
             with contextlib.suppress(OSError):  # a terminal that was closed
                 print(

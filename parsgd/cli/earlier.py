@@ -14,10 +14,11 @@ from parsgd.checkpoint.differences import CHECKSUMS
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
 from parsgd.results import read_job
-from parsgd.results.writing import RESULT, plain
+from parsgd.results.writing import CONFIG, METRICS, RESULT, plain
 from parsgd.training.evaluate import best_score
 
 DONE = ("completed", "diverged")
+KEPT = ".kept"  # in the name of a file that another run has replaced
 
 
 def settled(
@@ -45,6 +46,18 @@ def _others(result: dict[str, Any], sums: Mapping[str, str | None]) -> list[str]
     ]
 
 
+def is_done(folder: Path) -> bool:
+    """Whether a folder holds the result of a run that came to its end."""
+    return _result(folder).get("status") in DONE
+
+
+def keep_aside(folder: Path) -> None:
+    """Keep a run's files under other names: the next one may not even begin."""
+    for name in (CONFIG, METRICS, RESULT):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(folder / name, folder / f"{name}{KEPT}")
+
+
 def is_same(begun: dict[str, Any], config: dict[str, Any]) -> bool:
     """Whether a run was begun with this config, in which ``${steps:...}`` still stand.
 
@@ -68,7 +81,7 @@ def refuse_other(
         FolderError: Names what differs.
     """
     result = _result(folder)
-    if result.get("status") not in DONE:
+    if not is_done(folder):
         return
     raise FolderError(
         f"{folder} holds the result of another run, which differs in "

@@ -19,7 +19,10 @@ from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import (
+    KEPT,
     end_of,
+    is_done,
+    keep_aside,
     refuse_other,
     remove_if_empty,
     settled,
@@ -165,6 +168,9 @@ def _run_job(
             if alone and outcome.mistake:
                 remove_if_empty(folder)
                 return outcome
+            if is_done(folder):
+                keep_aside(folder)
+                recorder.say(f"the files of the run before are kept, as *{KEPT}")
             recorder.begin(config)
         # For the log file alone: the console gets the reason.
         log.info("the job failed:\n%s", traceback.format_exc())

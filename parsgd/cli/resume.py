@@ -83,7 +83,7 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
             given = [str(o) for o in meta["overrides"]]
             # Once is enough: what goes on then is what was begun there. And what a
             # folder says must not choose Hydra's parts, which call code.
-            left_out = ("checkpoint.step", "hydra")
+            left_out = ("checkpoint.step", "checkpoint.force", "hydra")
             kept = [
                 o
                 for o in given

@@ -38,7 +38,7 @@ def check(sweeper: Any) -> None:
         raise UserError(
             f"hydra.sweeper.direction={given}: the score of a job is its best test "
             "accuracy, or minus its best test loss, so more is better: use "
-            "hydra/sweeper=search, or hydra.sweeper.direction=maximize"
+            "hydra/sweeper=search and leave hydra.sweeper.direction out"
         )
 
 
