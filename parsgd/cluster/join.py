@@ -72,7 +72,7 @@ def start(settings: Settings) -> None:
             raise UserError(f"{message} ({first})") from error
         raise UserError(
             f"the processes cannot be connected ({type(error).__name__}: {first}): "
-            f"{_remedy(str(error), where)}cluster=none runs without the others, "
+            f"{_remedy(error, where)}cluster=none runs without the others, "
             "cluster=manual says where they are"
         ) from error
     finally:
@@ -106,10 +106,10 @@ def _too_late(seconds: int, where: str | None) -> str:
     )
 
 
-def _remedy(error: str, where: str | None) -> str:
+def _remedy(error: Exception, where: str | None) -> str:
     """What mends it, of which the first line of JAX's message says nothing."""
-    if found := re.search(r"subdomain: (\S+)", error):
-        job = re.search(r"job-name: (\S+)", error)
+    if found := re.search(r"subdomain: (\S+)", str(error)):
+        job = re.search(r"job-name: (\S+)", str(error))
         make = (
             f"add a Service named {found[1]} with clusterIP: None, "
             f"publishNotReadyAddresses: true and the selector job-name: {job[1]}, and "
@@ -117,8 +117,8 @@ def _remedy(error: str, where: str | None) -> str:
             else ""
         )
         return f"{make}set subdomain: {found[1]} in the Job's template.spec; "
-    port = any(word in error.lower() for word in ("address", "port", "at its start"))
-    return f"see that {PORT}; " if port and not where else ""
+    port = isinstance(error, service.CannotListenError) and not where
+    return f"see that {PORT}; " if port else ""
 
 
 def _leave_at_a_fault() -> None:

@@ -26,6 +26,10 @@ ESTABLISHED = "01"
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # sent to all of a job
 
 
+class CannotListenError(RuntimeError):
+    """The store could not start: as a rule because its port is taken."""
+
+
 class Service:
     """The handle that process 0 has, in place of JAX's own.
 
@@ -36,7 +40,7 @@ class Service:
         options: Of JAX's service.
 
     Raises:
-        RuntimeError: It cannot listen there.
+        CannotListenError: It cannot listen there.
     """
 
     def __init__(
@@ -60,7 +64,8 @@ class Service:
         )
         assert self._popen.stdout is not None
         if (answer := self._popen.stdout.readline().strip()) != READY:
-            raise RuntimeError(answer or "the store of the run has ended at its start")
+            why = answer or "the store of the run has ended at its start"
+            raise CannotListenError(why)
 
     def shutdown(self) -> None:
         """End it at once."""
