@@ -74,21 +74,6 @@ def test_B16_the_refusal_names_all_codes_that_shrink_their_error():
     assert {*SHRINKING} == shrinking - {"qsgd", "random_k"}  # by their arguments
 
 
-@pytest.mark.parametrize(
-    "reducer",
-    [
-        optax.chain(reducers.local_momentum(), parsgd.ef21(compressors.top_k())),
-        reducers.demo(),
-        reducers.dgc(),
-    ],
-    ids=["local_momentum", "demo", "dgc"],
-)
-def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
-    method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)
-    with pytest.raises(UserError, match=r"start_step=2 with a reducer that has momen"):
-        parsgd.fit(tiny(), method, worker_batch=8, rounds=6)
-
-
 @pytest.mark.parametrize("code", CODES)
 def test_C11_one_worker_runs_every_code_and_sends_nothing(code):
     feedback = "none" if code in EXPANDING else "ef"

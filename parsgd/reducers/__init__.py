@@ -9,6 +9,7 @@ from parsgd.reducers.clip import clip
 from parsgd.reducers.compressed import compressed_all_reduce
 from parsgd.reducers.delay import DelayState, delay
 from parsgd.reducers.demo import DeMoState, demo
+from parsgd.reducers.dense_start import dense, idle, works_dense
 from parsgd.reducers.dgc import DGCState, dgc
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 from parsgd.reducers.feedback import (
@@ -18,7 +19,7 @@ from parsgd.reducers.feedback import (
     error_feedback,
 )
 from parsgd.reducers.majority import majority_vote
-from parsgd.reducers.mean import all_reduce, idle
+from parsgd.reducers.mean import all_reduce
 from parsgd.reducers.momentum import local_momentum
 from parsgd.reducers.nonfinite import SkipState, skip_nonfinite
 from parsgd.reducers.power_sgd import PowerSGDState, power_sgd
@@ -39,6 +40,7 @@ __all__ = [
     "compressed_all_reduce",
     "delay",
     "demo",
+    "dense",
     "dgc",
     "ef21",
     "error_feedback",
@@ -48,4 +50,5 @@ __all__ = [
     "majority_vote",
     "power_sgd",
     "skip_nonfinite",
+    "works_dense",
 ]

@@ -55,10 +55,14 @@ def compressed_all_reduce(
     def init(params: Any) -> Any:
         return channel.init(params)
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, dense: bool = False, **_: Any
+    ) -> Any:
         del params
+        if dense:
+            return comm.mean(updates), state
         compressed, raw = channel.split(updates)
         mean, _, _, state = channel.average(compressed, state)
         return channel.join(mean, comm.mean(raw), updates), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -91,8 +91,12 @@ def error_feedback(
     def init(params) -> Any:
         return FeedbackState(channel.zeros(params), channel.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, dense: bool = False, **_: Any
+    ) -> Any:
         del params
+        if dense:
+            return comm.mean(updates), state
         gradient, raw = channel.split(updates)
         paths.check("residual", state.error, gradient)
         total = {path: g + state.error[path] for path, g in gradient.items()}
@@ -114,7 +118,7 @@ def error_feedback(
             }
         return reduced, FeedbackState(error, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def ef21(
@@ -140,7 +144,8 @@ def ef21(
         ValueError: As `error_feedback`.
 
     Differences from the paper:
-        The paper's h starts as the full first gradient, here as zero.
+        The paper's h starts as a full first gradient, here as zero; after dense first
+        steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these.
     """
     channel = _channel(
         "ef21", exchange(compressor, bucket=bucket, min_size=min_size, seed=seed)
@@ -150,25 +155,31 @@ def ef21(
         zeros = channel.zeros(params)
         return EF21State(zeros, channel.zeros(params), channel.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, dense: bool = False, **_: Any
+    ) -> Any:
         del params
         gradient, raw = channel.split(updates)
         paths.check("estimate", state.estimate, gradient)
-        change = {path: g - state.estimate[path] for path, g in gradient.items()}
-        mean, sent, _, inner = channel.average(change, state.exchange)
-        # The estimates' average needs no message: it moves by the average change.
-        moved = {path: h + mean[path] for path, h in state.mean.items()}
+        if dense:
+            moved, known, inner = comm.mean(gradient), gradient, state.exchange
+        else:
+            change = {path: g - state.estimate[path] for path, g in gradient.items()}
+            mean, sent, _, inner = channel.average(change, state.exchange)
+            # The estimates' average needs no message: it moves by the average change.
+            moved = {path: h + mean[path] for path, h in state.mean.items()}
+            known = {path: h + sent[path] for path, h in state.estimate.items()}
         kept, estimate = {}, {}
         for path, h in state.estimate.items():
             kept[path], estimate[path] = paths.keep_unless(
                 paths.finite(moved[path]),
-                (moved[path], h + sent[path]),
+                (moved[path], known[path]),
                 (state.mean[path], h),
             )
         reduced = channel.join(moved, comm.mean(raw), updates)
         return reduced, EF21State(estimate, kept, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _channel(name: str, channel: Exchange) -> Exchange:

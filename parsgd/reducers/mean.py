@@ -1,7 +1,5 @@
 """Dense averaging of gradients over all workers."""
 
-from typing import Any
-
 import optax
 
 from parsgd import comm
@@ -51,24 +49,3 @@ def all_reduce(
         return average(updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def idle(
-    reducer: optax.GradientTransformation, *, average: bool = False
-) -> optax.GradientTransformation:
-    """Another reducer's state with nothing done to it: a first phase without it.
-
-    For methods that start uncompressed: their first phase averages dense gradients, and
-    the run switches to ``reducer`` itself later, with the same state.
-
-    Args:
-        reducer: The one that waits.
-        average: Whether to average gradients here, where what comes before must see
-            each worker's own; otherwise ``Strategy.mean_gradient`` does.
-    """
-
-    def update(updates: Any, state: Any, params: Any = None):
-        del params
-        return comm.mean(updates) if average else updates, state
-
-    return optax.GradientTransformation(reducer.init, update)

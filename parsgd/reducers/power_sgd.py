@@ -123,8 +123,12 @@ def power_sgd(
         q = first_q(leaves) if warm_start else {}
         return PowerSGDState(error, q, jnp.int32(0))
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, dense: bool = False, **_: Any
+    ) -> Any:
         del params
+        if dense:
+            return comm.mean(updates), state
         gradient, raw = paths.split(updates, why_raw)
         if feedback:
             paths.check("residual", state.error, gradient)
@@ -151,7 +155,7 @@ def power_sgd(
             error, kept, state.step + 1
         )
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _matrix_shape(x: Any) -> tuple[int, int]:

@@ -14,7 +14,14 @@ import optax
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
-from parsgd.reducers import error_feedback, idle, local_momentum, majority_vote
+from parsgd.reducers import (
+    dense,
+    error_feedback,
+    idle,
+    local_momentum,
+    majority_vote,
+    works_dense,
+)
 from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
 
@@ -34,8 +41,9 @@ def compressed_sgd(
         optimizer: Any optax transformation; sees the reducer's average.
         reducer: How gradients are compressed and averaged.
         start_step: Steps of dense averaging before compression sets in; residuals are
-            zero then. Not for a reducer with momentum of its own (`local_momentum`,
-            `demo`, `dgc`): the dense steps would be without it.
+            zero then. Momentum before the compression (`local_momentum`) works from the
+            first step, and EF21 starts from the last dense gradient. Not for reducers
+            that are momentum themselves (`demo`, `dgc`), which have no dense form.
         clip_before: Largest global norm of each worker's own gradient; None for any.
         clip_after: Largest global norm of the average; None for any.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
@@ -43,7 +51,7 @@ def compressed_sgd(
 
     Raises:
         ValueError: A negative ``start_step``, or a norm that is not positive; or, from
-            ``init``, ``start_step`` with momentum in the reducer.
+            ``init``, ``start_step`` with a reducer whose momentum has no dense form.
 
     Example:
         >>> import optax, parsgd
@@ -60,29 +68,27 @@ def compressed_sgd(
     )
     if start_step == 0:
         return compressed
-    if clip_before is not None:
-        raise ValueError(
-            "clip_before with start_step: the dense steps see only the average of the "
-            "workers' gradients; use clip_after, or start_step=0"
-        )
-    # To tell who is at fault each worker must see its own gradient.
-    dense = data_parallel(
+    working = works_dense(reducer)
+    # To clip, to tell who is at fault or for momentum, each must see its own gradient.
+    own = working or skip_nonfinite or clip_before is not None
+    first = data_parallel(
         optimizer,
-        reducer=idle(reducer, average=skip_nonfinite),
+        reducer=dense(reducer) if working else idle(reducer, average=own),
+        clip_before=clip_before,
         clip_after=clip_after,
         skip_nonfinite=skip_nonfinite,
-    )._replace(mean_gradient=not skip_nonfinite)
+    )._replace(mean_gradient=not own)
 
     def init(params: Any) -> Any:
-        if has_momentum(jax.eval_shape(reducer.init, params)):
+        if not working and has_momentum(jax.eval_shape(reducer.init, params)):
             raise ValueError(
-                f"start_step={start_step} with a reducer that has momentum: the dense "
-                "steps would be without it, and larger or smaller than those that "
-                "follow; use start_step=0"
+                f"start_step={start_step} with a reducer that is momentum itself: the "
+                "dense steps would be without it, and larger or smaller than those "
+                "that follow; use start_step=0"
             )
-        return dense.init(params)
+        return first.init(params)
 
-    return (Phase(0, dense._replace(init=init)), Phase(start_step, compressed))
+    return (Phase(0, first._replace(init=init)), Phase(start_step, compressed))
 
 
 def one_bit_sgd(

@@ -1,0 +1,74 @@
+"""The first steps of a method that starts uncompressed: its reducer, but dense.
+
+Two forms. `idle` does nothing of the reducer, which is enough where it only compresses.
+`dense` runs it with ``update(..., dense=True)``, which optax hands through chains:
+what stands before the compression, such as momentum, works from the first step, and
+the reducer averages as it is and keeps what it needs later. `error_feedback`, `ef21`,
+`compressed_all_reduce` and `power_sgd` know that argument.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parsgd import comm
+from parsgd.reducers.feedback import EF21State
+from parsgd.reducers.momentum import has_momentum
+
+PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+
+
+def idle(
+    reducer: optax.GradientTransformation, *, average: bool = False
+) -> optax.GradientTransformation:
+    """Another reducer's state with nothing done to it.
+
+    Args:
+        reducer: The one that waits.
+        average: Whether to average gradients here, where what comes before must see
+            each worker's own; otherwise ``Strategy.mean_gradient`` does.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        return comm.mean(updates) if average else updates, state
+
+    return optax.GradientTransformation(reducer.init, update)
+
+
+def dense(reducer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Another reducer that compresses nothing yet; it sees each worker's own gradient.
+
+    Args:
+        reducer: One of which `works_dense` is true.
+    """
+    whole = optax.with_extra_args_support(reducer)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        return whole.update(updates, state, params, dense=True)
+
+    return optax.GradientTransformation(reducer.init, update)
+
+
+def works_dense(reducer: optax.GradientTransformation) -> bool:
+    """Whether a reducer has something to do in dense steps, and knows how."""
+    asked = _Asked()
+    whole = optax.with_extra_args_support(reducer)
+    try:
+        state = jax.eval_shape(reducer.init, PROBE)
+        jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), PROBE, state)
+    except Exception:  # one that only takes its own model's parameters
+        return False
+    return asked.by_somebody and (has_momentum(state) or isinstance(state, EF21State))
+
+
+class _Asked:
+    """``dense=True`` that knows whether somebody looked."""
+
+    by_somebody = False
+
+    def __bool__(self) -> bool:
+        self.by_somebody = True
+        return True

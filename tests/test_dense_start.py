@@ -1,0 +1,128 @@
+"""Methods that start uncompressed, where more than compression is at work."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from reducing import PLACES, gradients, trajectory
+from test_comm import over
+from tiny import tiny
+
+import parsgd
+from parsgd import compressors, reducers
+from parsgd.errors import UserError
+from parsgd.reducers import dense, works_dense
+
+CODE = compressors.top_k(ratio=0.1)
+MOMENTUM = reducers.local_momentum(0.9, nesterov=True)
+# Reducers without and with the momentum before them.
+COMPRESSED = {
+    "none": parsgd.compressed_all_reduce(CODE),
+    "ef": parsgd.error_feedback(CODE),
+    "ef21": parsgd.ef21(CODE),
+    "power_sgd": reducers.power_sgd(1),
+}
+
+
+def momenta(g, decay=0.9):
+    """Nesterov's form of each worker's momentum, of gradients ``[T, W, ...]``."""
+    m, out = np.zeros_like(g[0]), []
+    for x in g:
+        m = decay * m + x
+        out.append(decay * m + x)
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}")
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_dense_steps_average_momentum_and_owe_nothing(name, place):
+    reducer = optax.chain(MOMENTUM, COMPRESSED[name])
+    assert works_dense(reducer)
+    workers = place[1] * place[2]
+    g = gradients((12, 8), workers, 4)
+    outs, (_, state) = trajectory(dense(reducer), place, {"w": g})
+    want = momenta(np.swapaxes(g, 0, 1)).mean(1)
+    for w in range(workers):
+        np.testing.assert_allclose(outs["w"][w], want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(outs["w"][w], outs["w"][0])
+    for error in jax.tree.leaves(getattr(state, "error", ())):
+        assert not np.any(error)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}")
+def test_ef21_starts_from_a_full_gradient_as_in_its_paper(place):
+    reducer = parsgd.ef21(CODE)
+    workers = place[1] * place[2]
+    g = gradients((12, 8), workers, 5)
+
+    def worker(g):
+        out, state = dense(reducer).update({"w": g[0]}, reducer.init({"w": g[0]}))
+        outs = [out["w"]]
+        for x in g[1:]:
+            out, state = reducer.update({"w": x}, state)
+            outs.append(out["w"])
+        return outs
+
+    outs = over(worker, place, g)
+    h = g[:, 0].astype(np.float64)
+    k = round(0.1 * h[0].size)
+    for t, out in enumerate(outs):
+        if t:
+            change = g[:, t] - h
+            for w in range(workers):
+                largest = np.argsort(-np.abs(change[w]).ravel())[:k]
+                h[w].ravel()[largest] += change[w].ravel()[largest]
+        np.testing.assert_allclose(out[0], h.mean(0), atol=1e-5)
+
+
+def test_a_step_that_is_not_finite_leaves_the_estimate():
+    reducer = dense(parsgd.ef21(CODE))
+    g = gradients((12, 8), 3, 3)
+    g[1, 1, 2, 2] = np.inf
+    outs, state = trajectory(reducer, ("vmap", 1, 3), {"w": g})
+    assert not np.isfinite(outs["w"][:, 1]).all(axis=(1, 2)).any()
+    for leaf in jax.tree.leaves((state.estimate, state.mean)):
+        np.testing.assert_array_equal(leaf[:, 1], leaf[:, 0])
+        assert np.isfinite(leaf).all() and not np.array_equal(leaf[:, 2], leaf[:, 1])
+
+
+@pytest.mark.parametrize("feedback", COMPRESSED)
+@pytest.mark.parametrize("momentum", [True, False])
+def test_until_the_start_it_is_the_dense_method(feedback, momentum):
+    """Clipped before the average, which each worker does to its own gradient."""
+    reducer, plain = COMPRESSED[feedback], parsgd.all_reduce()
+    if momentum:
+        reducer, plain = (optax.chain(MOMENTUM, x) for x in (reducer, plain))
+    late = parsgd.compressed_sgd(
+        optax.sgd(0.1), reducer=reducer, start_step=5, clip_before=0.3
+    )
+    full = parsgd.data_parallel(optax.sgd(0.1), reducer=plain, clip_before=0.3)
+    ends = {}
+    for rounds in (5, 9):
+        for name, method in (("late", late), ("dense", full)):
+            run = parsgd.fit(
+                tiny(), method, workers=3, worker_batch=4, rounds=rounds, evaluations=1
+            )
+            ends[name, rounds] = run.readout["w1"]
+    np.testing.assert_array_equal(ends["late", 5], ends["dense", 5])
+    assert not np.allclose(ends["late", 9], ends["dense", 9], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        reducers.demo(),
+        reducers.dgc(),
+        optax.chain(reducers.local_momentum(), reducers.majority_vote()),
+        # What wraps a reducer does not hand on to it that it is to wait.
+        optax.chain(
+            reducers.local_momentum(),
+            reducers.skip_nonfinite(parsgd.error_feedback(CODE)),
+        ),
+    ],
+    ids=["demo", "dgc", "majority", "wrapped"],
+)
+def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
+    method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)
+    with pytest.raises(UserError, match=r"start_step=2 with a reducer that is momen"):
+        parsgd.fit(tiny(), method, worker_batch=8, rounds=6)
