@@ -124,15 +124,17 @@ class OneBitAllReduce:
         self.errors = [np.zeros(shape) for _ in range(workers)]
         self.owed = [self._stripe(np.zeros(shape), r) for r in range(workers)]
 
-    def _encoded(self, v):
+    def _encoded(self, v, live):
+        """Levels are means of live entries; the others are sent as nothing."""
         if self.by_column:
-            columns = [self._signs(column) for column in v.T]
+            pairs = zip(v.T, live.T, strict=True)
+            columns = [self._signs(column, on) for column, on in pairs]
             return np.stack(columns, 1) if columns else v
-        return self._signs(v)
+        return self._signs(v, live)
 
-    def _signs(self, v):
+    def _signs(self, v, live):
         q = np.zeros_like(v)
-        for mask in (v >= 0, v < 0):
+        for mask in (live & (v >= 0), live & (v < 0)):
             if mask.any():
                 q[mask] = v[mask].mean()
         return q
@@ -141,10 +143,12 @@ class OneBitAllReduce:
         return x.reshape(self.rows, -1)[:, r * self.width : (r + 1) * self.width]
 
     def __call__(self, arrays, live):
+        live = np.broadcast_to(live, self.shape)
+        alive = [self._stripe(live, r) for r in range(self.workers)]
         totals = [a + e for a, e in zip(arrays, self.errors, strict=True)]
         result, sent = np.zeros((self.rows, self.shape[-1])), []
         coded = [
-            [self._encoded(self._stripe(t, r)) for r in range(self.workers)]
+            [self._encoded(self._stripe(t, r), alive[r]) for r in range(self.workers)]
             for t in totals
         ]
         for w in range(self.workers):
@@ -152,8 +156,8 @@ class OneBitAllReduce:
             sent.append(whole.reshape(self.shape))
         for r in range(self.workers):
             total = sum(c[r] for c in coded) / self.workers + self.owed[r]
-            again = self._encoded(total)
-            self.owed[r] = total - again
+            again = self._encoded(total, alive[r])
+            self.owed[r] = np.where(alive[r], total - again, 0)
             result[:, r * self.width : (r + 1) * self.width] = again
         self.errors = [
             np.where(live, t - s, 0) for t, s in zip(totals, sent, strict=True)
@@ -165,8 +169,9 @@ class OneBitGather(OneBitAllReduce):
     """Every worker gets the average of what all arrays, whole, were encoded to."""
 
     def __call__(self, arrays, live):
+        live = np.broadcast_to(live, self.shape)
         totals = [a + e for a, e in zip(arrays, self.errors, strict=True)]
-        sent = [self._encoded(v) for v in totals]
+        sent = [self._encoded(v, live) for v in totals]
         self.errors = [
             np.where(live, v - s, 0) for v, s in zip(totals, sent, strict=True)
         ]

@@ -8,6 +8,7 @@ import reducer_oracles as oracles
 from test_placements import engine
 from test_strategies import problem, simulate
 
+from parsgd.compressors import one_bit, scaled_sign
 from parsgd.strategies import dgc_sgd, one_bit_adam, sync_sgd, zero_one_adam
 
 RATES = [0.05 / (1 + 0.2 * t) for t in range(20)]
@@ -32,10 +33,18 @@ def close(got, want):
             np.testing.assert_allclose(got[k][w], want[k], rtol=2e-4, atol=2e-5)
 
 
+def without_gradient(x, c, rows):
+    """The problem whose first rows have a gradient of tanh(0)."""
+    for k, v in x.items():
+        c[k][:, :, :rows] = v[:rows]
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
 @pytest.mark.parametrize("correct", [False, True])
 @pytest.mark.parametrize("workers", [3, 4])
-def test_one_bit_adam_follows_its_oracle(workers, correct):
+def test_one_bit_adam_follows_its_oracle(workers, correct, dead):
     x, c = problem(workers, 12)
+    without_gradient(x, c, dead)
     ours = simulate(
         one_bit_adam(rate, **MOMENTS, warmup_steps=4, bias_correction=correct),
         x, c, workers=workers, h=1, optimizer_steps=12,
@@ -48,9 +57,11 @@ def test_one_bit_adam_follows_its_oracle(workers, correct):
         close(got, want)
 
 
+@pytest.mark.parametrize("dead", [0, 2])
 @pytest.mark.parametrize("workers", [3, 4])
-def test_zero_one_adam_follows_its_oracle(workers):
+def test_zero_one_adam_follows_its_oracle(workers, dead):
     x, c = problem(workers, 16)
+    without_gradient(x, c, dead)
     algorithm = zero_one_adam(
         rate, **MOMENTS, kappa=2, freeze_step=6, double_steps=2, max_interval=4
     )
@@ -82,13 +93,31 @@ def test_zero_one_adam_stores_what_workers_share_once():
 )
 def test_parameters_without_a_gradient_stay_where_they_are(make):
     x, c = problem(3, 12)
-    for k, v in x.items():
-        c[k][:, :, 0] = v[0]  # where the gradient is tanh(0)
+    without_gradient(x, c, 1)
     *_, end = simulate(make(), x, c, workers=3, h=1, optimizer_steps=12)
     for k, v in x.items():
         for w in range(3):
             np.testing.assert_allclose(end[k][w][0], v[0], rtol=1e-6)
             assert np.abs(end[k][w][1:] - v[1:]).max() > 0.1
+
+
+@pytest.mark.parametrize("code", [one_bit(levels="leaf"), scaled_sign()])
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_parameters_without_a_gradient_dilute_no_level(code, two_sided):
+    """A parameter goes up as fast as down, whatever part of the array is dead."""
+    x = {"w": np.zeros((10, 2), np.float32)}
+    c = {"w": np.zeros((12, 3, 10, 2), np.float32)}
+    ends = []
+    for to in (4.0, -4.0):
+        c["w"][:, :, 0] = to
+        method = one_bit_adam(
+            0.1, warmup_steps=2, compressor=code, two_sided=two_sided
+        )  # fmt: skip
+        *_, end = simulate(method, x, c, workers=3, h=1, optimizer_steps=12)
+        assert not np.any(end["w"][:, 1:])
+        ends.append(end["w"][:, 0])
+    np.testing.assert_allclose(ends[0], -ends[1], rtol=1e-5)
+    assert np.abs(ends[0]).min() > 0.5
 
 
 def test_dense_one_bit_adam_is_adam():

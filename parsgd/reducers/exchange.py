@@ -26,7 +26,8 @@ from parsgd.compressors.checked import checked
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
-from parsgd.reducers.stripes import real_columns, stripes_of, unstriped
+from parsgd.reducers.stripes import stripes_of
+from parsgd.reducers.two_sided import encoded, exchange_stripes
 
 Arrays = dict[str, jax.Array]
 Keys = dict[str, jax.Array | None]
@@ -125,8 +126,16 @@ class Exchange(NamedTuple):
             start += x.size
         return jax.tree.unflatten(structure, parts)
 
-    def average(self, arrays: Arrays, state: ExchangeState) -> Averaged:
+    def average(
+        self, arrays: Arrays, state: ExchangeState, live: Arrays | None = None
+    ) -> Averaged:
         """The workers' average of their arrays, by path.
+
+        Args:
+            arrays: ``float32``.
+            state: The last exchange's.
+            live: Masks of the entries to average, the same on all workers; the others
+                come out as zero, and count in no mean, if the code has `encode_padded`.
 
         Where a worker's array is not finite the whole average is NaN, so that nothing
         of it is applied while residuals stay as they were; but for codes that have no
@@ -139,14 +148,19 @@ class Exchange(NamedTuple):
         # All owners of stripes must see what is wrong with one.
         hides = self.two_sided or not self.compressor.exposes_nonfinite
         arrays = {p: nan_unless_finite(arrays[p]) if hides else arrays[p] for p in keys}
+        live = live or {}
+        arrays = _masked(arrays, live)
         # All are encoded, then all sent, then all decoded: links pay for each message.
         owed: Arrays = {}
         if self.two_sided:
-            mean, sent, good, owed = self._two_sided(arrays, keys, state.owner_error)
+            mean, sent, good, owed = exchange_stripes(
+                self.compressor, arrays, live, keys, state.owner_error
+            )
         elif self.compressor.sums:
             mean, sent, good = _summed(self.compressor, arrays, keys)
         else:
-            mean, sent, good = _gathered(self.compressor, arrays, keys)
+            mean, sent, good = _gathered(self.compressor, arrays, live, keys)
+        mean, sent = _masked(mean, live), _masked(sent, live)
         # All of it, as if it had been seen before it was encoded.
         mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
         return Averaged(mean, sent, good, ExchangeState(state.step + 1, owed))
@@ -171,50 +185,6 @@ class Exchange(NamedTuple):
         spec = jax.ShapeDtypeStruct(x.shape, jnp.float32)
         one = jax.eval_shape(lambda v: stripes_of(v, comm.world())[0], spec)
         return comm.world() * payload_bytes(self.compressor, one)
-
-    def _two_sided(self, arrays: Arrays, keys: Keys, owner_error: Arrays) -> tuple:
-        code, world = self.compressor, comm.world()
-        like, payload, sent, answer, rest = {}, {}, {}, {}, {}
-        columns = {path: real_columns(v, world) for path, v in arrays.items()}
-        drawn = {
-            path: (None, None) if key is None else _split(key, world)
-            for path, key in keys.items()
-        }
-        for path, v in arrays.items():
-            stripes = stripes_of(v, world)
-            one = like[path] = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
-            own = drawn[path][1]
-            payload[path] = jax.vmap(self._encoded)(stripes, columns[path], own)
-            decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
-            sent[path] = unstriped(decoded(payload[path]), v)
-        for path, mine in comm.all_to_all(payload).items():
-            total = mean_of_decoded(code, mine, like[path], None) + owner_error[path]
-            own = jnp.asarray(columns[path])[comm.rank()]
-            # Bits of padding decode to something, which nobody is owed.
-            real = jnp.arange(total.shape[-1]) < own
-            real = jnp.broadcast_to(real.reshape(1, -1), total.shape)
-            total = nan_unless_finite(jnp.where(real, total, 0.0))
-            answer[path] = self._encoded(total, own, drawn[path][0])
-            left = total - code.decode(answer[path], like[path], None)
-            rest[path] = jnp.where(real, left, 0.0)
-        mean, good, kept = {}, {}, {}
-        for path, all_stripes in comm.gather(answer).items():
-            one = like[path]
-            decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
-            mean[path] = unstriped(decoded(all_stripes), arrays[path])
-            good[path] = mean_is_finite(code, all_stripes, mean[path])
-            # What another owner's stripe spoils is not applied here either.
-            on = good[path] & paths.finite(rest[path])
-            kept[path] = paths.keep_unless(on, rest[path], owner_error[path])
-        return mean, sent, good, kept
-
-    def _encoded(self, stripe: jax.Array, columns: Any, key: Any) -> Any:
-        """A stripe's payload, of which so many columns are no padding."""
-        code = self.compressor
-        if code.encode_padded is None:
-            return code.encode(stripe, key)
-        zeros = len(stripe) * (stripe.shape[-1] - columns)
-        return code.encode_padded(stripe, zeros, key)
 
     def _key(self, step: jax.Array, number: int) -> jax.Array | None:
         """For the array of that number, by sorted path; None if nothing is drawn."""
@@ -266,6 +236,13 @@ def _bucket(tree: Any) -> str:
     return f"bucket {zlib.crc32(' '.join(parts).encode()):08x}"
 
 
+def _masked(arrays: Arrays, live: Arrays) -> Arrays:
+    return {
+        path: jnp.where(live[path], v, 0.0) if path in live else v
+        for path, v in arrays.items()
+    }
+
+
 def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
     """``(mean, sent, good)`` by a linear code."""
     encode, decode = compressor.encode, compressor.decode
@@ -278,9 +255,14 @@ def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
     return mean, sent, {path: paths.finite(x) for path, x in mean.items()}
 
 
-def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
+def _gathered(
+    compressor: Compressor, arrays: Arrays, live: Arrays, keys: Keys
+) -> tuple:
     """``(mean, sent, good)`` by any code."""
-    payload = {p: compressor.encode(v, keys[p]) for p, v in arrays.items()}
+    zeros = {p: jnp.sum(~mask, dtype=jnp.int32) for p, mask in live.items()}
+    payload = {
+        p: encoded(compressor, v, zeros.get(p), keys[p]) for p, v in arrays.items()
+    }
     # Nobody knows what the others drew with, unless all draw the same.
     known = keys if compressor.shared_key else dict.fromkeys(keys)
     sent = {p: compressor.decode(payload[p], v, known[p]) for p, v in arrays.items()}
@@ -292,9 +274,3 @@ def _gathered(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
         }
     good = {p: mean_is_finite(compressor, gathered[p], v) for p, v in mean.items()}
     return mean, sent, good
-
-
-def _split(key: jax.Array, world: int) -> tuple[jax.Array, jax.Array]:
-    """A key for the answer, and one for each stripe."""
-    keys = jax.random.split(key, world + 1)
-    return keys[0], keys[1:]

@@ -184,7 +184,8 @@ def average(
     Args:
         channel: How to compress and average.
         tree: This worker's ``float32`` arrays.
-        nu: The variance; where it is 0 the average and the residual are 0 too.
+        nu: The variance; where it is 0 the average and the residual are 0 too, and
+            no level is a mean of such entries.
         error: Residuals of the leaves that are compressed, by path.
         state: The exchange's state.
 
@@ -194,12 +195,13 @@ def average(
     """
     compressed, raw = channel.split(tree)
     paths.check("residual", error, compressed)
-    live, _ = channel.split(nu)
+    variance, _ = channel.split(nu)
+    live = {path: v > 0 for path, v in variance.items()}
     total = {path: v + error[path] for path, v in compressed.items()}
-    mean, sent, good, new = channel.average(total, state)
+    mean, sent, good, new = channel.average(total, state, live)
     left = {}
     for path, v in total.items():
-        rest = jnp.where(live[path] > 0, v - sent[path], 0.0)
+        rest = jnp.where(live[path], v - sent[path], 0.0)
         left[path] = jnp.where(good[path], rest, error[path])
     out = channel.join(mean, comm.mean(raw), tree)
     out = jax.tree.map(lambda m, v: jnp.where(v > 0, m, 0.0), out, nu)
