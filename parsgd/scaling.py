@@ -118,7 +118,8 @@ def linear(*, reference_batch: int | None, warmup_epochs: float = 5.0) -> Scalin
     References:
         Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
         2017. Its momentum correction is needed only where the rate stands inside the
-        velocity; optax multiplies the velocity by the rate.
+        velocity: `optax.sgd` multiplies the velocity by the rate, but `optax.lars` and
+        `optax.rmsprop` with momentum keep steps that were taken at earlier rates.
     """
     return _scaling("linear", reference_batch, 1.0, warmup_epochs)
 
@@ -142,6 +143,9 @@ def sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
 
 def adam_sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
     """The square-root rule for Adam: learning rate, both betas and eps.
+
+    It is about the batch whose gradient Adam sees. In methods with local steps that is
+    ``worker_batch``, whatever the number of workers, and nothing calls for this rule.
 
     Args:
         reference_batch: B0 >= 1.

@@ -75,6 +75,18 @@ def test_ef21_starts_from_a_full_gradient_as_in_its_paper(place):
         np.testing.assert_allclose(out[0], h.mean(0), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ef", "ef21"])
+def test_what_stands_before_the_compression_works_in_dense_steps(name):
+    clipped = optax.chain(reducers.clip(1.0), COMPRESSED[name])
+    assert works_dense(clipped)
+    g = gradients((12, 8), 3, 4)
+    outs, (_, state) = trajectory(dense(clipped), ("vmap", 1, 3), {"w": g})
+    short = g / np.linalg.norm(g, axis=(2, 3), keepdims=True)
+    np.testing.assert_allclose(outs["w"][0], short.mean(0), atol=1e-6)
+    if name == "ef21":
+        np.testing.assert_allclose(state.estimate["['w']"], short, atol=1e-6)
+
+
 def test_a_step_that_is_not_finite_leaves_the_estimate():
     reducer = dense(parsgd.ef21(CODE))
     g = gradients((12, 8), 3, 3)
@@ -114,15 +126,16 @@ def test_until_the_start_it_is_the_dense_method(feedback, momentum):
         reducers.demo(),
         reducers.dgc(),
         optax.chain(reducers.local_momentum(), reducers.majority_vote()),
+        optax.chain(reducers.clip(1.0), reducers.majority_vote()),
         # What wraps a reducer does not hand on to it that it is to wait.
         optax.chain(
             reducers.local_momentum(),
             reducers.skip_nonfinite(parsgd.error_feedback(CODE)),
         ),
     ],
-    ids=["demo", "dgc", "majority", "wrapped"],
+    ids=["demo", "dgc", "momentum", "clipped", "wrapped"],
 )
 def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
     method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)
-    with pytest.raises(UserError, match=r"start_step=2 with a reducer that is momen"):
+    with pytest.raises(UserError, match=r"start_step=2 with a reducer that does more"):
         parsgd.fit(tiny(), method, worker_batch=8, rounds=6)

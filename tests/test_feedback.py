@@ -118,11 +118,39 @@ def test_a_momentum_that_would_grow_is_refused(name):
         parsgd.reducers.local_momentum(**{"decay": 0.5, name: 1.0})
 
 
-def test_a_residual_stays_finite_where_the_average_leaves_half_precision():
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        parsgd.error_feedback(parsgd.compressors.top_k(ratio=0.2)),
+        parsgd.reducers.power_sgd(1),
+    ],
+    ids=["top_k", "power_sgd"],
+)
+def test_a_residual_stays_finite_where_the_average_leaves_half_precision(reducer):
     """40,000 and what is left of it, twice: above the largest float16, 65,504."""
-    reducer = parsgd.error_feedback(parsgd.compressors.top_k(ratio=0.2))
-    g = {"w": jnp.full((8, 8), 40000.0, jnp.float16)}
+    w = 40000.0 * jnp.kron(jnp.diag(jnp.array([1.0, 0.97])), jnp.ones((4, 4)))
+    g = {"w": w.astype(jnp.float16)}
     state = reducer.init(g)
-    for _ in range(3):
-        _, state = reducer.update(g, state)
+    for _ in range(6):
+        out, state = reducer.update(g, state)
         assert np.isfinite(state.error["['w']"]).all()
+    assert np.any(out["w"])
+
+
+@pytest.mark.parametrize("code", ["bf16", "fp16", "random_k", "top_k"])
+def test_B1_the_common_estimate_of_ef21_does_not_drift(code):
+    """Half precision cannot hold the sum of what the workers sent: 1 + 1/512."""
+    options = {"ratio": 0.5} if code.endswith("_k") else {}
+    reducer = parsgd.ef21(getattr(parsgd.compressors, code)(**options))
+    g = np.random.default_rng(0).normal(size=(2, 30, 8, 6)).astype(np.float32)
+    g[:, :, 0, 0] = np.array([1, 1 / 512])[:, None]
+
+    def steps(grads):
+        state = reducer.init({"w": grads[0]})
+        for x in grads:
+            out, state = reducer.update({"w": x}, state)
+        return out, state
+
+    out, state = jax.vmap(steps, axis_name=comm.LANES)(jnp.array(g))
+    estimates = np.asarray(state.estimate["['w']"], np.float64)
+    np.testing.assert_allclose(out["w"][0], estimates.mean(0), rtol=1e-5, atol=1e-5)

@@ -29,6 +29,12 @@ def small_samples(size):
         selection.SAMPLE = old
 
 
+def sampled(n):
+    """A mask of what a sample of 64 sees."""
+    with small_samples(64):
+        return np.isin(np.arange(n), selection.sampled_indices(n))
+
+
 PLACES = [("vmap", 1, 3), ("vmap", 1, 4), ("shard_map", 4, 1), ("shard_map", 2, 2)]
 HARD = {
     "normal": lambda n: normal(n),
@@ -38,10 +44,10 @@ HARD = {
     "few values": lambda n: np.round(normal(n)).astype(np.float32),
     "rising": lambda n: np.arange(n, dtype=np.float32),
     "falling": lambda n: -np.arange(n, 0, -1, dtype=np.float32),
-    "sample sees zeros": lambda n: normal(n) * (np.arange(n) % (n // 64) != 0),
-    "sample sees the largest": lambda n: (
-        normal(n) * (1 + 99 * (np.arange(n) % (n // 64) == 0))
-    ).astype(np.float32),
+    "sample sees zeros": lambda n: normal(n) * ~sampled(n),
+    "sample sees the largest": lambda n: (normal(n) * (1 + 99 * sampled(n))).astype(
+        "f"
+    ),
     "one spike": lambda n: np.where(np.arange(n) == n - 1, 1e30, 1e-30).astype("f"),
     "mostly NaN": lambda n: np.where(np.arange(n) % 9, np.nan, normal(n)).astype("f"),
     "all NaN": lambda n: np.full(n, np.nan, np.float32),
@@ -59,6 +65,16 @@ def test_large_arrays_choose_as_the_oracle(hard, n):
     for k in (1, n // 10, n - 1):
         got = choose(x, k, 64)
         np.testing.assert_array_equal(got, oracles.largest(x, k), str(k))
+
+
+@pytest.mark.parametrize("n", [65_537, 65_536 * 3 - 1, 1 << 20, 6_900_000])
+def test_a_sample_has_one_entry_of_each_part_and_no_pattern(n):
+    index = np.asarray(selection.sampled_indices(n)).astype(np.int64)
+    ends = np.arange(selection.SAMPLE + 1) * n // selection.SAMPLE
+    assert (ends[:-1] <= index).all() and (index < ends[1:]).all()
+    if n % 1024 == 0:  # columns of a matrix that is stored row by row
+        seen = np.bincount(index % 1024, minlength=1024)
+        assert seen.min() > 0 and seen.max() < 4 * seen.mean()
 
 
 @pytest.mark.parametrize("hard", HARD)

@@ -10,6 +10,7 @@ from reducing import LANES3, gradients, trajectory
 
 import parsgd
 from parsgd.compressors import (
+    fp16,
     linear_8bit,
     one_bit,
     random_k,
@@ -17,7 +18,12 @@ from parsgd.compressors import (
     threshold,
     top_k,
 )
-from parsgd.reducers import compressed_all_reduce, ef21, error_feedback
+from parsgd.reducers import (
+    compressed_all_reduce,
+    ef21,
+    error_feedback,
+    skip_nonfinite,
+)
 
 LEAF = one_bit(levels="leaf")
 NAN_SEEN = {
@@ -70,6 +76,28 @@ def test_all_of_an_average_is_nan_where_one_entry_of_one_worker_is_not_finite(
     outs, _ = trajectory(reducer, LANES3, g)
     assert np.isnan(outs["a"]).all() and np.isnan(outs["b"]).all()
     assert np.isfinite(outs["c"]).all()
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        error_feedback(LEAF),
+        error_feedback(top_k(ratio=0.2), two_sided=True),
+        compressed_all_reduce(fp16()),
+    ],
+)
+def test_a_step_is_skipped_whose_average_has_no_number(reducer):
+    g = gradients((8, 6), 3, 3)
+    g[:, 1, 2] = 2.5e38  # finite, and their sum is not
+    safe = skip_nonfinite(optax.chain(reducer, optax.sgd(0.1, 0.9)))
+    outs, states = trajectory(safe, LANES3, {"w": g})
+    assert np.isfinite(outs["w"]).all() and not np.any(outs["w"][:, 1])
+    assert states.skipped[:, -1].tolist() == [1, 1, 1]
+    assert not np.any(states.own)  # no gradient was at fault
+    inner = jax.tree.leaves(states.inner)
+    assert any(np.any(x) for x in inner)
+    for leaf in inner:
+        np.testing.assert_array_equal(leaf[:, 1], leaf[:, 0])
 
 
 @pytest.mark.parametrize("two_sided", [False, True])

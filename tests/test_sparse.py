@@ -118,9 +118,11 @@ def test_zero_stays_zero(name):
         np.testing.assert_array_equal(got, np.zeros(shape))
 
 
-def test_values_through_another_code():
+@pytest.mark.parametrize("levels", ["leaf", "column"])
+def test_values_through_another_code(levels):
+    """The values are one column, so that levels for each are one pair too."""
     x = normal((20, 30))
-    code = top_k(ratio=0.1, values=one_bit(levels="leaf"))
+    code = top_k(ratio=0.1, values=one_bit(levels=levels))
     payload, got = there_and_back(code, x)
     want = oracles.top_k(x, 0.1)
     high, low = want[want > 0].mean(), want[want < 0].mean()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 Payload: TypeAlias = Any
 Key: TypeAlias = jax.Array | None
@@ -52,12 +53,24 @@ class Compressor(NamedTuple):
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
 
 
+def rounds(compressor: Compressor) -> bool:
+    """Whether a code's payload has floats of half precision, or less."""
+    return any(
+        jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+        for x in jax.tree.leaves(_payload(compressor, (8, 8), jnp.float32))
+    )
+
+
 def payload_bytes(compressor: Compressor, like: Any) -> int:
     """Bytes of the payload for an array of ``like``'s shape and dtype."""
-    spec = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0)) if compressor.stochastic else None
-    leaves = jax.tree.leaves(jax.eval_shape(compressor.encode, spec, key))
+    leaves = jax.tree.leaves(_payload(compressor, like.shape, like.dtype))
     return sum(x.size * x.dtype.itemsize for x in leaves)
+
+
+def _payload(compressor: Compressor, shape: tuple[int, ...], dtype: Any) -> Payload:
+    spec = jax.ShapeDtypeStruct(shape, dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0)) if compressor.stochastic else None
+    return jax.eval_shape(compressor.encode, spec, key)
 
 
 SMALL = "one-dimensional"

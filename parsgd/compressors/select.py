@@ -76,6 +76,18 @@ def largest(
     return candidates[_finish(jnp.where(real, rank + 1, 0), k)]
 
 
+def sampled_indices(n: int) -> jax.Array:
+    """One index of each of `SAMPLE` equal parts of 0..n-1, ``int32``.
+
+    Where in its part is scrambled: at equal distances, rows of 2^m entries would give
+    one column.
+    """
+    whole, rest = divmod(n, SAMPLE)
+    i = jnp.arange(SAMPLE, dtype=jnp.uint32)
+    within = (i * jnp.uint32(2654435761) >> 16) % whole  # Knuth's multiplier
+    return (i * whole + i * rest // SAMPLE + within).astype(jnp.int32)
+
+
 def positions(words: jax.Array, size: int) -> jax.Array:
     """Where the first ``size`` set bits are, ascending: ``int32 [size]``.
 
@@ -140,10 +152,7 @@ def _narrow(x: jax.Array, k: int, room: int, order: Order, sampled: bool) -> jax
     def missed(words):
         return (count(words) < k) | (count(words) > room)
 
-    # An odd stride, so that rows of 2^m entries do not give one column.
-    stride = n // SAMPLE
-    stride -= 1 - stride % 2
-    part = order(x[: SAMPLE * stride].reshape(SAMPLE, stride)[:, 0])
+    part = order(x[sampled_indices(n)])
     bound = _kth(part, max(1, round((k + room) / 2 / n * SAMPLE)))
 
     # The barriers keep the compiler from taking `order(x)` out of the loops: written to

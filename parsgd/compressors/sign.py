@@ -21,6 +21,7 @@ from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
+EXACT = 1 << 24  # that float32 counts to
 FOLDED = 8  # rows that are added up before columns are
 
 
@@ -83,7 +84,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
         del key
         v = flat32(x)
         width = columns(x)
-        n_high = _sums(v, fn="count", width=width)
+        n_high = _counts(v, width=width)
         n_low = x.size // width - n_high
         n_high = n_high - zeros
         # A column that is not a number has no finite level, and no other is touched.
@@ -133,6 +134,17 @@ def _column_sums(flat: jax.Array, *, fn: str, width: int) -> jax.Array:
     ones = jnp.ones(len(blocks), jnp.float32)
     highest = jax.lax.Precision.HIGHEST
     return sums + jnp.matmul(ones, functools.reduce(jnp.add, folded), precision=highest)
+
+
+def _counts(flat: jax.Array, *, width: int) -> jax.Array:
+    """How many entries of each column are >= 0, ``int32 [width]``."""
+    if width > 1 or flat.size <= EXACT:
+        return _sums(flat, fn="count", width=width).astype(jnp.int32)
+    # In columns of rows, since one float32 could not count them all.
+    whole = flat.size - flat.size % ROW
+    each = _sums(flat[:whole], fn="count", width=ROW).astype(jnp.int32)
+    rest = jnp.sum(flat[whole:] >= 0, dtype=jnp.int32)
+    return (jnp.sum(each) + rest)[None]
 
 
 # Sums of one array are merged into one loop otherwise, which does not vectorise.

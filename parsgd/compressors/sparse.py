@@ -94,7 +94,8 @@ def top_k(
 
     Differences from the papers:
         Aji and Heafield choose among the entries of all leaves; that is
-        ``bucket=True`` of the reducer. DGC's sample is random, here every m-th entry.
+        ``bucket=True`` of the reducer. DGC's sample is random, here one entry at
+        random, but always the same one, of each of as many equal parts.
     """
     _check_ratio("ratio", ratio)
     if select not in SELECTIONS:
@@ -105,14 +106,15 @@ def top_k(
         v = _flat(x)
         index = largest(v, kept(ratio, v.size), sampled=sampled)
         chosen = v[index] if index.size < v.size else v
-        sent = chosen if values is None else values.encode(chosen, key)
+        # One column, so that a code with levels for each has one pair of them.
+        sent = chosen if values is None else values.encode(chosen[:, None], key)
         return Sparse(sent, _packed(index, v.size))
 
     def numbers(payload: Sparse, n: int, key: Key) -> jax.Array:
         if values is None:
             return payload.values
-        spec = jax.ShapeDtypeStruct((kept(ratio, n),), jnp.float32)
-        return values.decode(payload.values, spec, key)
+        spec = jax.ShapeDtypeStruct((kept(ratio, n), 1), jnp.float32)
+        return values.decode(payload.values, spec, key)[:, 0]
 
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
         return _scattered(numbers(payload, like.size, key), payload.indices, like)

@@ -9,7 +9,7 @@ from parsgd.reducers.clip import clip
 from parsgd.reducers.compressed import compressed_all_reduce
 from parsgd.reducers.delay import DelayState, delay
 from parsgd.reducers.demo import DeMoState, demo
-from parsgd.reducers.dense_start import dense, idle, works_dense
+from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
 from parsgd.reducers.dgc import DGCState, dgc
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 from parsgd.reducers.feedback import (
@@ -46,6 +46,7 @@ __all__ = [
     "error_feedback",
     "exchange",
     "idle",
+    "is_chain",
     "local_momentum",
     "majority_vote",
     "power_sgd",

@@ -15,7 +15,6 @@ import optax
 
 from parsgd import comm
 from parsgd.reducers.feedback import EF21State
-from parsgd.reducers.momentum import has_momentum
 
 PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
 
@@ -61,7 +60,13 @@ def works_dense(reducer: optax.GradientTransformation) -> bool:
         jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), PROBE, state)
     except Exception:  # one that only takes its own model's parameters
         return False
-    return asked.by_somebody and (has_momentum(state) or isinstance(state, EF21State))
+    # A chain has more in it than what compresses, such as clipping or momentum.
+    return asked.by_somebody and (is_chain(state) or isinstance(state, EF21State))
+
+
+def is_chain(state: Any) -> bool:
+    """Whether a transformation with such a state is a chain of several."""
+    return type(state) is tuple
 
 
 class _Asked:

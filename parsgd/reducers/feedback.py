@@ -13,6 +13,8 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor
+from parsgd.compressors.base import rounds
+from parsgd.compressors.checked import checked
 from parsgd.reducers import paths
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 
@@ -65,7 +67,8 @@ def error_feedback(
 
     so ``q + e_new = g + e_old`` to rounding, and the average has the same bits on every
     worker. In half precision e also keeps what rounding the average to the leaf's type
-    loses. Where the average is not finite all residuals stay as they were. After an
+    loses, but not what sums of half-precision payloads (`fp16`, `bf16`) lose on the
+    way. Where a leaf's average is not finite its residuals stay as they were. After an
     optimizer (``chain(optax.sgd(lr), error_feedback(...))``) the residual is in units
     of the step, as in EF-signSGD; before one, in units of the gradient.
 
@@ -135,7 +138,8 @@ def ef21(
         c = decode(encode(g - h)),   h <- h + c,   g <- mean(h)
 
     Args:
-        compressor: The code; must shrink its error (`Compressor.contracts`).
+        compressor: The code; must shrink its error (`Compressor.contracts`). Payloads
+            in half precision are gathered, not summed, since sums would be rounded.
         bucket: See `compressed_all_reduce`, as all that follow.
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Seed of what a stochastic code draws.
@@ -147,8 +151,12 @@ def ef21(
         The paper's h starts as a full first gradient, here as zero; after dense first
         steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these.
     """
+    code = checked(compressor)
+    if code.sums and rounds(code):
+        # The sum of what was sent would be rounded, and the estimates' average drift.
+        code = code._replace(sums=False)
     channel = _channel(
-        "ef21", exchange(compressor, bucket=bucket, min_size=min_size, seed=seed)
+        "ef21", exchange(code, bucket=bucket, min_size=min_size, seed=seed)
     )
 
     def init(params) -> Any:

@@ -37,11 +37,12 @@ def skips_steps(state: Any) -> bool:
 def skip_nonfinite(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Skip a step if any worker's gradient has a NaN or an infinity.
+    """Skip a step if any worker's gradient or update has a NaN or an infinity.
 
     All workers then get zero updates and keep ``inner``'s state, momentum and residuals
     included, whichever worker was at fault. They agree by one all-reduce of 4 bytes.
-    Wrap the whole chain, reducer first::
+    An update is not finite where gradients are but their sum, or what a code has room
+    for, is not. Wrap the whole chain, reducer first::
 
         skip_nonfinite(optax.chain(error_feedback(one_bit()), optax.sgd(0.1, 0.9)))
 
@@ -66,9 +67,11 @@ def skip_nonfinite(
         return SkipState(inner.init(params), jnp.int32(0), jnp.int32(0))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        bad = jnp.int32(~paths.finite(*jax.tree.leaves(updates)))
-        good = comm.total(bad) == 0
         out, new = inner.update(updates, state.inner, params)
+        fine = paths.finite(*jax.tree.leaves(updates))
+        bad = jnp.int32(~fine)
+        unusable = jnp.int32(~(fine & paths.finite(*jax.tree.leaves(out))))
+        good = comm.total(unusable) == 0
         out = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), out)
         kept = paths.keep_unless(good, new, state.inner)
         skipped = state.skipped + jnp.int32(~good)

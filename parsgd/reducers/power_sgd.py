@@ -145,7 +145,7 @@ def power_sgd(
         out = {p: product[p].astype(g.dtype) for p, g in gradient.items()}
         error, kept = {}, {}
         for path, v in total.items():
-            good = paths.finite(product[path])
+            good = paths.finite(product[path], out[path])
             if feedback:
                 rest = v - out[path].astype(jnp.float32)
                 error[path] = jnp.where(good, rest, owed[path])

@@ -26,7 +26,6 @@ import optax
 from parsgd import comm
 from parsgd.core import Params, Strategy
 from parsgd.reducers import all_reduce
-from parsgd.strategies.momentum import synchronise
 from parsgd.strategies.outer import outer_loop
 
 GAINS = ("paper", "cntk", "fairseq")
@@ -39,35 +38,38 @@ class FilterState(NamedTuple):
 
 
 def block_momentum_from_time_constant(
-    time_constant: float, *, local_steps: int, worker_batch: int
+    time_constant: float, *, workers: int, local_steps: int, worker_batch: int
 ) -> float:
     """Block momentum from a time constant in samples, as CNTK states it.
 
-    ``eta = exp(-block / time_constant)`` with ``block = local_steps * worker_batch``.
+    ``eta = exp(-block / time_constant)`` with a block of ``workers * local_steps *
+    worker_batch`` samples.
 
     Args:
-        time_constant: Samples of one worker, > 0.
+        time_constant: Samples of all workers together, > 0.
+        workers: W.
         local_steps: H.
         worker_batch: b.
 
     Example:
         >>> from parsgd.strategies import block_momentum_from_time_constant
         >>> eta = block_momentum_from_time_constant(
-        ...     1000.0, local_steps=10, worker_batch=32)
+        ...     4000.0, workers=4, local_steps=10, worker_batch=32)
         >>> round(eta, 4)
         0.7261
 
     Raises:
         ValueError: A number that is not positive, or none.
     """
-    given = {"time_constant": time_constant, "local_steps": local_steps}
-    for name, value in (given | {"worker_batch": worker_batch}).items():
+    given = {"time_constant": time_constant, "workers": workers}
+    given |= {"local_steps": local_steps, "worker_batch": worker_batch}
+    for name, value in given.items():
         if not (isinstance(value, int | float) and value > 0):
             raise ValueError(
                 f"{name}={value}: block momentum from a time constant needs a number, "
                 "more than 0"
             )
-    return math.exp(-local_steps * worker_batch / time_constant)
+    return math.exp(-workers * local_steps * worker_batch / time_constant)
 
 
 def block_filter(
@@ -164,8 +166,8 @@ def block_momentum(
     def sync(params, state):
         if comm.world() == 1 and not eta and zeta == 1 and reducer is None:
             # The filter is the identity, and y + (x - y) would round.
-            inner = synchronise(momentum_policy, optimizer, state.inner, params)
-            return params, state._replace(anchor=params, inner=inner)
+            _, state = loop.sync(params, state)
+            return params, state._replace(anchor=params)
         return loop.sync(params, state)
 
     def readout(params, state):

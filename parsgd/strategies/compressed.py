@@ -18,6 +18,7 @@ from parsgd.reducers import (
     dense,
     error_feedback,
     idle,
+    is_chain,
     local_momentum,
     majority_vote,
     works_dense,
@@ -41,9 +42,10 @@ def compressed_sgd(
         optimizer: Any optax transformation; sees the reducer's average.
         reducer: How gradients are compressed and averaged.
         start_step: Steps of dense averaging before compression sets in; residuals are
-            zero then. Momentum before the compression (`local_momentum`) works from the
-            first step, and EF21 starts from the last dense gradient. Not for reducers
-            that are momentum themselves (`demo`, `dgc`), which have no dense form.
+            zero then. What stands before the compression in a chain (`local_momentum`,
+            `clip`) works from the first step, and EF21 starts from the last dense
+            gradient, averaged in float32. Not for reducers that are momentum themselves
+            (`demo`, `dgc`), which have no dense form.
         clip_before: Largest global norm of each worker's own gradient; None for any.
         clip_after: Largest global norm of the average; None for any.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
@@ -51,7 +53,7 @@ def compressed_sgd(
 
     Raises:
         ValueError: A negative ``start_step``, or a norm that is not positive; or, from
-            ``init``, ``start_step`` with a reducer whose momentum has no dense form.
+            ``init``, ``start_step`` with a reducer that has no dense form.
 
     Example:
         >>> import optax, parsgd
@@ -80,11 +82,12 @@ def compressed_sgd(
     )._replace(mean_gradient=not own)
 
     def init(params: Any) -> Any:
-        if not working and has_momentum(jax.eval_shape(reducer.init, params)):
+        state = jax.eval_shape(reducer.init, params)
+        if not working and (has_momentum(state) or is_chain(state)):
             raise ValueError(
-                f"start_step={start_step} with a reducer that is momentum itself: the "
-                "dense steps would be without it, and larger or smaller than those "
-                "that follow; use start_step=0"
+                f"start_step={start_step} with a reducer that does more than compress "
+                "(momentum, or a chain) and takes no dense=True: the dense steps would "
+                "be without all of it; use start_step=0"
             )
         return first.init(params)
 

@@ -65,7 +65,8 @@ def post_local_sgd(
         switch_step: Step S of each worker from which H local steps are taken; the paper
             switches at the first decay of the learning rate. S at or beyond the end of
             the run is averaging after every step throughout.
-        momentum_policy: As in `local_sgd`.
+        momentum_policy: As in `local_sgd`, of the rounds from S on. Before it
+            ``"reset"`` is ``"keep"``, as there would be no momentum at all.
 
     Raises:
         ValueError: Unknown ``momentum_policy``, or a negative ``switch_step``.
@@ -77,4 +78,6 @@ def post_local_sgd(
     strategy = local_sgd(optimizer, momentum_policy=momentum_policy)
     if switch_step == 0:
         return strategy
-    return (Phase(0, strategy, local_steps=1), Phase(switch_step, strategy))
+    before = "keep" if momentum_policy == "reset" else momentum_policy
+    first = local_sgd(optimizer, momentum_policy=before)
+    return (Phase(0, first, local_steps=1), Phase(switch_step, strategy))

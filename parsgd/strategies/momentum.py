@@ -9,7 +9,13 @@ from parsgd import comm
 from parsgd.core import Params
 
 POLICIES = ("keep", "average", "reset")
-SCHEDULED = (optax.ScaleByScheduleState,)
+# Counts of schedules, of rates and of weight decay (whose type optax does not export),
+# and of noise, with its key.
+SCHEDULED = (
+    optax.ScaleByScheduleState,
+    type(optax.add_decayed_weights(lambda count: 0.0).init(())),
+    optax.AddNoiseState,
+)
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
@@ -28,7 +34,8 @@ def synchronise(
     Args:
         policy: ``"keep"``: each worker keeps its own. ``"average"``: floating-point
             leaves become their mean over workers, counts stay. ``"reset"``: as newly
-            initialised, but step counts of learning-rate schedules go on.
+            initialised, but step counts of schedules go on, and so do gradients that
+            `optax.MultiSteps` has gathered.
         optimizer: The local optimizer.
         state: Its state at the end of the round.
         params: The parameters that the next round starts from.
@@ -46,9 +53,13 @@ def _reset(old: Any, new: Any) -> Any:
         return old
     if isinstance(old, INJECTED):
         return old._replace(inner_state=_reset(old.inner_state, new.inner_state))
+    if isinstance(old, optax.MultiStepsState):
+        inner = _reset(old.inner_opt_state, new.inner_opt_state)
+        return old._replace(inner_opt_state=inner)
+    known = (*SCHEDULED, *INJECTED, optax.MultiStepsState)
     return jax.tree.map(
-        lambda a, b: _reset(a, b) if isinstance(a, SCHEDULED + INJECTED) else b,
+        lambda a, b: _reset(a, b) if isinstance(a, known) else b,
         old,
         new,
-        is_leaf=lambda node: isinstance(node, SCHEDULED + INJECTED),
+        is_leaf=lambda node: isinstance(node, known),
     )

@@ -41,8 +41,9 @@ def outer_loop(
 
     ``d`` is a descent direction: plain averaging is ``outer = chain(all_reduce(),
     optax.sgd(1.0))``, since ``anchor - mean(d) = mean(x)``. With another ``outer`` the
-    same loop is FedAvg, FedAdam, DiLoCo, block momentum or, with a compressing reducer,
-    any of them compressed.
+    same loop is FedAvg, DiLoCo, block momentum or, with a compressing reducer, any of
+    them compressed. ``optax.adam`` is like FedAdam, which has no bias correction, and a
+    larger ``eps`` (``scale_by_adam(eps=1e-3)``, say).
 
     Args:
         inner: The local optimizer.

@@ -1,0 +1,79 @@
+"""State of local optimizers, and of outer loops, from one round to the next."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny import tiny
+
+import parsgd
+from parsgd import comm
+
+WEIGHTS = {"w": jnp.ones(3)}
+GRADS = {"w": jnp.arange(12.0).reshape(4, 3)}
+
+
+def rounds(optimizer, count, h=3):
+    """Parameters and state after some rounds of local SGD that resets its momentum."""
+    strategy = parsgd.local_sgd(optimizer, momentum_policy="reset")
+
+    def worker(params, grads):
+        state = strategy.init(params)
+        for _ in range(count):
+            for _ in range(h):
+                params, state = strategy.local(grads, state, params)
+            params, state = strategy.sync(params, state)
+        return params, state
+
+    return jax.vmap(worker, (None, 0), axis_name=comm.LANES)(WEIGHTS, GRADS)
+
+
+def test_a_reset_leaves_schedules_of_weight_decay():
+    decay = optax.linear_schedule(0.0, 0.1, 100)
+    _, (adam, decayed, _) = rounds(optax.adamw(0.1, weight_decay=decay), 2)
+    assert (int(adam.count[0]), int(decayed.count[0])) == (0, 6)
+
+
+def test_a_reset_leaves_gathered_gradients():
+    """Four gradients to a step, of which a round has three: the rest go on."""
+    params, state = rounds(optax.MultiSteps(optax.sgd(0.1, 0.9), 4), 3)
+    assert (int(state.gradient_step[0]), int(state.mini_step[0])) == (2, 1)
+    # Two steps of the mean gradient; the momentum of the first has been forgotten.
+    want = 1 - 2 * 0.1 * np.asarray(GRADS["w"]).mean(0)
+    np.testing.assert_allclose(params["w"][0], want, rtol=1e-6)
+
+
+def test_a_reset_draws_no_noise_twice():
+    def noise(count):
+        params, _ = rounds(optax.noisy_sgd(0.1, eta=1.0, key=0), count, h=1)
+        return np.asarray(params["w"][0])
+
+    one, two, three = (noise(n) for n in (1, 2, 3))
+    assert not np.allclose(two - one, three - two, atol=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["keep", "reset"])
+def test_before_its_switch_post_local_sgd_has_momentum(policy):
+    """And is synchronous SGD, whatever becomes of it later."""
+    optimizer = optax.sgd(0.1, 0.9)
+    late = parsgd.post_local_sgd(optimizer, switch_step=99, momentum_policy=policy)
+    ends = [
+        parsgd.fit(
+            tiny(), method, workers=3, worker_batch=4, epochs=1, evaluations=1
+        ).readout
+        for method in (late, parsgd.sync_sgd(optimizer))
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *ends)
+
+
+def test_one_worker_keeps_the_velocity_of_its_block():
+    """It is not applied, but more workers that go on from here have it."""
+    strategy = parsgd.block_momentum(optax.sgd(0.1))
+    state = strategy.init(WEIGHTS)
+    grads = {"w": GRADS["w"][1]}
+    params, state = strategy.local(grads, state, WEIGHTS)
+    after, state = strategy.sync(params, state)
+    np.testing.assert_array_equal(after["w"], params["w"])
+    (_, filtered) = state.outer
+    np.testing.assert_allclose(filtered.velocity["w"], -0.1 * grads["w"], rtol=1e-6)
