@@ -59,9 +59,8 @@ def test_residuals_survive_a_step_that_is_not_finite(code, two_sided):
     assert not np.isfinite(second[0]["w"]).all(axis=(1, 2)).any()
     for before, after in zip(first[1:], second[1:], strict=True):
         for path, kept in before.items():
-            if path in first[1] and not two_sided:
-                np.testing.assert_array_equal(after[path], kept)
-            assert np.isfinite(after[path]).all()
+            assert np.any(kept)
+            np.testing.assert_array_equal(after[path], kept)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(third))
 
 

@@ -218,10 +218,12 @@ def test_reducers_average_what_workers_sent(name):
     mean = jax.jit(jax.vmap(step, axis_name=comm.LANES))(x)["w"]
     for w in range(3):
         np.testing.assert_array_equal(mean[w], mean[0])
-    assert bool(jnp.isfinite(mean).all())
-    apart = float(jnp.linalg.norm(mean[0] - x["w"].mean(0)))
-    if "sign" not in name and "one_bit" not in name and "tern" not in name:
-        assert apart < 0.8 * float(jnp.linalg.norm(x["w"].mean(0)))
+    # Each drew with a key of its own.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)
+    alone = lambda v, w: through(CODES[name], v, jax.random.fold_in(key, w))
+    sent = jax.jit(jax.vmap(alone, axis_name=comm.LANES))(x["w"], jnp.arange(3))
+    size = float(jnp.max(jnp.abs(sent)))
+    np.testing.assert_allclose(mean[0], np.float64(sent).mean(0), atol=4e-3 * size)
 
 
 def test_feedback_takes_codes_that_contract():
