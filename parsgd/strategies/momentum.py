@@ -1,5 +1,6 @@
 """What becomes of a local optimizer's state when workers synchronise."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,13 +10,6 @@ from parsgd import comm
 from parsgd.core import Params
 
 POLICIES = ("keep", "average", "reset")
-# Counts of schedules, of rates and of weight decay (whose type optax does not export),
-# and of noise, with its key.
-SCHEDULED = (
-    optax.ScaleByScheduleState,
-    type(optax.add_decayed_weights(lambda count: 0.0).init(())),
-    optax.AddNoiseState,
-)
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
@@ -47,16 +41,27 @@ def synchronise(
     return _reset(state, optimizer.init(params))
 
 
+@functools.cache
+def _scheduled() -> tuple[type, ...]:
+    """States that count for schedules: of rates, of weight decay and of noise."""
+    decay = optax.add_decayed_weights(lambda count: 0.0)  # optax does not export its
+    return (
+        optax.ScaleByScheduleState,
+        type(jax.eval_shape(decay.init, ())),
+        optax.AddNoiseState,
+    )
+
+
 def _reset(old: Any, new: Any) -> Any:
     """``new``, but with the step counts and values of schedules from ``old``."""
-    if isinstance(old, SCHEDULED):
+    if isinstance(old, _scheduled()):
         return old
     if isinstance(old, INJECTED):
         return old._replace(inner_state=_reset(old.inner_state, new.inner_state))
     if isinstance(old, optax.MultiStepsState):
         inner = _reset(old.inner_opt_state, new.inner_opt_state)
         return old._replace(inner_opt_state=inner)
-    known = (*SCHEDULED, *INJECTED, optax.MultiStepsState)
+    known = (*_scheduled(), *INJECTED, optax.MultiStepsState)
     return jax.tree.map(
         lambda a, b: _reset(a, b) if isinstance(a, known) else b,
         old,
