@@ -49,7 +49,7 @@ def qsgd_variance(v, levels, bucket, norm):
     out = np.zeros_like(v)
     for part in blocks(len(v), bucket):
         size = np.linalg.norm(v[part]) if norm == "l2" else np.abs(v[part]).max()
-        p = np.modf(levels * np.abs(v[part]) / size)[0]
+        p = np.modf(levels * np.abs(v[part]) / (size or 1))[0]
         out[part] = (size / levels) ** 2 * p * (1 - p)
     return out
 
