@@ -11,10 +11,11 @@ from omegaconf import DictConfig
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.agreed import offered
+from parsgd.checkpoint.agreed import by_the_first, offered
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
+from parsgd.cli import model_files
 from parsgd.cli.commands import OWN, cluster_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
@@ -189,46 +190,25 @@ def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
 
 
 def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
-    import orbax.checkpoint as ocp
-    from safetensors.numpy import save_file
-
+    run = folder.parent if folder.name == CHECKPOINTS else folder
+    out = Path(options.get("out", run / "export"))
+    if options.get("out") == "":
+        raise UserError("out= is empty: name the folder to write to, or leave it out")
+    by_the_first(lambda: model_files.refuse_others(out))
     model = load(folder, options.get("step", "latest"), allowed=allowed)
     if not cluster.is_first():  # each has all of the model
         return
-    run = folder.parent if folder.name == CHECKPOINTS else folder
-    out = Path(options.get("out", run / "export"))
     tree = {"params": model.params, "model": model.state}
     named = {
         name: np.asarray(x)
         for name, x in zip(leaves.names(tree), jax.tree.leaves(tree), strict=True)
     }
-    about = {
-        "task": model.task.name,
-        "step": model.step,
-        "config": model.config,
-    }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # One entry, for the library writes several in any order: a model is one file.
-        about = {"parsgd": json.dumps(about, sort_keys=True)}
-        save_file(named, out / "model.safetensors", metadata=about)
-        # Process 0 writes it alone; Orbax would wait for the others.
-        alone = ocp.options.MultiprocessingOptions(active_processes={0})
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-        with (
-            quiet(),
-            ocp.Checkpointer(handler, multiprocessing_options=alone) as writer,
-        ):
-            arrays = {name: x for name, x in named.items() if x.size}
-            writer.save((out / "orbax").resolve(), arrays, force=True)
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror or error}): choose another "
-            "folder with out=DIR"
-        ) from error
+    about = {"task": model.task.name, "step": model.step, "config": model.config}
+    model_files.write(out, named, about)
     size = sum(x.size for x in named.values())
-    print(f"step {model.step}, {counted(size, 'number')}: {out / 'model.safetensors'}")
-    print(f"and as an Orbax checkpoint: {out / 'orbax'}")
+    file, orbax = out / model_files.FILE, out / model_files.ORBAX
+    print(f"step {model.step}, {counted(size, 'number')}: {file}")
+    print(f"and as an Orbax checkpoint: {orbax}")
 
 
 def _evaluate(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
