@@ -1,10 +1,12 @@
 """Command lines as Hydra reads them: which arguments are overrides, and quotes."""
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
 
 
 def is_override(argument: str) -> bool:
@@ -28,6 +30,22 @@ def searched(folder: Path | None) -> list[str]:
     if folder is None:
         return []
     return [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]"]
+
+
+def typed(key: str, value: object) -> str:
+    r"""An override as one types it in a shell, with the quotes that it needs.
+
+    Example:
+        >>> print(typed("hydra.run.dir", "runs/1"), typed("hydra.run.dir", "a b,c"))
+        hydra.run.dir=runs/1 'hydra.run.dir='"'"'a b,c'"'"''
+    """
+    text = f"{key}={value}"
+    try:
+        (read,) = overrides([text])
+        plain = not read.is_sweep_override() and str(read.value()) == str(value)
+    except OverrideParseException:
+        plain = False
+    return shlex.quote(text if plain else f"{key}={quoted(value)}")
 
 
 def quoted(text: object) -> str:
