@@ -272,6 +272,36 @@ def test_a_report_without_a_table_any_more_does_not_leave_the_old_one(
     assert {p.name for p in (tmp_path / "s" / "report" / "before").iterdir()} == there
 
 
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (("report", "D", "taget=0.9"), "target"),
+        (("report", "D", "--target", "0.9"), "target"),
+        (("report", "D", "--frob"), None),
+        (("export", "D", "--step=best"), "step"),
+        (("export", "ou=x", "D"), "out"),
+        (("evaluate", "D", "stepp=2"), "step"),
+    ],
+)
+def test_a_wrong_option_is_no_folder(command, tmp_path, words, near):
+    (tmp_path / "D").mkdir()
+    code, _, err = command(*words)
+    wrong = next(word for word in words if "=" in word or word[0] == "-")
+    guess = f"; did you mean {near}=...?" if near else "."
+    assert code == 2
+    assert f"{wrong}: parsgd {words[0]} has no such option{guess} It takes" in err
+    (line,) = err.splitlines()
+    for name in ("target", "sort", "out") if words[0] == "report" else ("step",):
+        assert f"{name}=..." in line
+
+
+def test_a_folder_may_look_like_an_option(command, tmp_path):
+    fake_job(tmp_path / "lr=1" / "0")
+    assert command("report", "lr=1")[0] == 0
+    code, _, err = command("report", "runs/lr=2")
+    assert code == 2 and "no folder runs/lr=2" in err
+
+
 def test_report_complains_about_folders_without_jobs(command, tmp_path):
     assert command("report")[0] == 2
     code, _, err = command("report", "nowhere")

@@ -20,6 +20,7 @@ from parsgd.cli.commands import OWN, cluster_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
+from parsgd.config.overrides import refuse_option
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.data.checksum import data_checksum
@@ -76,15 +77,16 @@ class Model(NamedTuple):
 
 def export(arguments: list[str]) -> int:
     """Write the model; the console command."""
-    return _command(arguments, EXPORT, ("step", "out"), _export)
+    return _command("export", arguments, EXPORT, ("step", "out"), _export)
 
 
 def evaluate(arguments: list[str]) -> int:
     """Score the model; the console command."""
-    return _command(arguments, EVALUATE, ("step",), _evaluate)
+    return _command("evaluate", arguments, EVALUATE, ("step",), _evaluate)
 
 
 def _command(
+    name: str,
     arguments: list[str],
     usage: str,
     known: Sequence[str],
@@ -100,7 +102,8 @@ def _command(
         if equals and key in known:
             options[key] = value
         # The former only name a package to trust.
-        elif not key.endswith("_target_") and key.partition(".")[0] != "cluster":
+        elif not key.endswith("_target_") and key.partition(".")[0] not in OWN:
+            refuse_option(name, argument, known)
             folders.append(argument)
     if len(folders) != 1:
         raise UserError(
