@@ -1,6 +1,7 @@
 # ruff: noqa: F811  (pytest finds imported fixtures by their name)
 """What ``parsgd train`` says when a signal ends it, and that what it says goes on."""
 
+import errno
 import os
 import shlex
 import signal
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from test_checkpoint_folders import pytestmark  # noqa: F401
 
 from parsgd import signals
-from parsgd.cli import children, job, saving, sweep
+from parsgd.cli import children, console, job, saving, sweep
 
 RUN = ("strategy=local_sgd", "workers=2", "local_steps=2", "evaluations=2", "rounds=20")
 RUN += ("checkpoint.rounds=10",)
@@ -86,6 +87,16 @@ def test_of_a_sweep_the_rest_is_named_too(command, tmp_path, monkeypatch, asked)
     code, out, err = command(*words, where)
     assert code == 0 and "goes on from step 2," in out, err
     assert "2 of 2 jobs completed" in out
+
+
+def test_a_terminal_that_was_closed_does_not_change_how_it_ends(
+    command, monkeypatch, asked
+):
+    def closed(text):
+        raise OSError(errno.EIO, "closed")
+
+    monkeypatch.setattr(console, "_complain", closed)
+    assert command("train", "-m", *RUN, "seed=0,1")[0] == 143
 
 
 def test_of_a_job_whose_process_is_gone_too(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
+import contextlib
 import difflib
 import errno
 import logging
@@ -107,7 +108,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _interrupted(name, rest)
     except SystemExit as end:  # a job that was asked to end has said what it saved
         if end.code in ASKED and (rest_of_it := _missing()):
-            _complain(rest_of_it)
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                _complain(rest_of_it)
         raise
     except Exception as error:
         if "debug=true" in rest:
