@@ -1,6 +1,7 @@
 """A run that goes on with another length or other data says so, or is refused."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -211,6 +212,10 @@ def test_options_of_an_older_checkpoint_are_not_taken_for_those_of_the_last_run(
         code, _, err = command("train", "resume=run", *given)
         assert code == 2 and "was saved with other options than the last run's" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
+    (tmp_path / "run").rename(tmp_path / "a b,c")
+    _, _, err = command("train", "resume=a b,c")
+    assert shlex.quote("hydra.run.dir='a b,c'") in err
+    (tmp_path / "a b,c").rename(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("a: [")
     assert command("train", "resume=run")[0] == 2
     code, out, err = command("train", "resume=run", "step=44", "epochs=2")

@@ -12,14 +12,14 @@ from command_line import command  # noqa: F401
 from fake_jobs import fake_job
 from resumes import stored
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_checkpoint_folders import pytestmark  # noqa: F401
 from tiny import tiny
 
 from parsgd import UserError, cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import allowed
-from parsgd.cli import export
+from parsgd.cli import export, model_files
 from parsgd.cli.resume import resumed
 from parsgd.data.dataset import Split
 from parsgd.training.evaluate import evaluator
@@ -203,6 +203,56 @@ def test_F1_exported_model_scores_as_in_training(run, command):  # noqa: F811
         np.testing.assert_array_equal(x, back[name])
     code, _, err = command("export", "run", "step=7")
     assert code == 2 and "holds the steps 20, 40" in err
+
+
+def test_an_export_replaces_an_earlier_one_only(run, command, tmp_path, monkeypatch):  # noqa: F811
+    package = tmp_path / "orbax" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("mine = 1\n")
+    code, _, err = command("export", "run", "out=.")
+    assert code == 2 and "orbax would be replaced" in err and "out=DIR" in err
+    assert package.read_text() == "mine = 1\n"
+    assert not (tmp_path / "model.safetensors").exists()
+    code, _, err = command("export", "run", "out=")
+    assert code == 2 and "out= is empty" in err
+
+    other = tmp_path / "other" / "model.safetensors"
+    other.parent.mkdir()
+    save_file({"x": np.zeros(2)}, other)
+    code, _, err = command("export", "run", "out=other")
+    assert code == 2 and "other/model.safetensors would be replaced" in err
+
+    out = tmp_path / "out"
+    assert command("export", "run", "step=20", "out=out")[0] == 0
+    before = contents(out)
+    # Orbax's own words where the disk is full.
+    full = ValueError("RESOURCE_EXHAUSTED: \"/a\" [os_error_code='28']")
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.Checkpointer, "save", raising(full))
+        code, _, err = command("export", "run", "out=out")
+    assert code == 2 and "out cannot be written (No space left on device)" in err
+    assert contents(out) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(model_files, "write_atomic", raising(PermissionError(13, "no")))
+        code, _, err = command("export", "run", "out=out")
+    assert code == 2 and "out cannot be written (no)" in err
+    assert contents(out) == before
+    assert command("export", "run", "out=out")[0] == 0
+    after = contents(out)
+    assert after["model.safetensors"] != before["model.safetensors"]
+    assert {name.partition("/")[0] for name in after} == {"model.safetensors", "orbax"}
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def raising(error):
+    def act(*args, **options):
+        raise error
+
+    return act
 
 
 @pytest.mark.parametrize("name", ["evaluate", "export"])

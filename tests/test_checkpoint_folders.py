@@ -29,6 +29,7 @@ import parsgd
 from parsgd import UserError, signals
 from parsgd.checkpoint import store
 from parsgd.checkpoint.quiet import quiet
+from parsgd.training.engine import Engine
 
 # When one array of several cannot be read, the readers of the others come too late.
 pytestmark = pytest.mark.filterwarnings(
@@ -269,7 +270,7 @@ class Asked(Watcher):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capsys, number):
+def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capfd, number):
     share_engines(monkeypatch)
     whole = fit(tmp_path / "whole")
     before = signal.getsignal(number)
@@ -277,7 +278,9 @@ def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capsys, n
         fit(tmp_path / "run", every=100, watcher=Asked(number))
     assert ended.value.code == 128 + number
     assert signal.getsignal(number) is before
-    assert "round 1 is saved" in capsys.readouterr().err
+    err = capfd.readouterr().err
+    assert f"round 1 is saved in {tmp_path / 'run'}; the same script goes on" in err
+    assert err.count(f"{signal.Signals(number).name}: ends after the rounds") == 1
     run = fit(tmp_path / "run", every=100)
     assert_same_state(tmp_path / "run", tmp_path / "whole")
     assert_same_history(run.history, whole.history)
@@ -291,6 +294,33 @@ class AskedTwice(Asked):
         super().progress(step, steps, record)
         if first:
             signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_run_that_is_not_finite_is_not_said_to_be_saved(
+    tmp_path, monkeypatch, capfd, every
+):
+    """Its state is not saved, and only what was saved before goes on."""
+    at = 1 if every > 1 else 2
+    finite = Engine.finite
+    monkeypatch.setattr(Engine, "finite", lambda *args: asked.at < at and finite(*args))
+
+    class Later(Asked):
+        def progress(self, step, steps, record):
+            self.at = record["round"]
+            if self.at == at:
+                signal.raise_signal(self.number)
+
+    asked = Later(signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "run", every=every, watcher=asked)
+    err = capfd.readouterr().err
+    if every > 1:
+        assert "nothing is saved in" in err and "goes on" not in err
+    else:
+        assert "round 1, not 2, which is not finite, is saved in" in err
+        assert "the same script goes on" in err
+    assert steps_in(tmp_path / "run") == [3] * (every == 1)
 
 
 @pytest.mark.parametrize("apart, saved", [(False, True), (True, False)])

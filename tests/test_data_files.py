@@ -131,6 +131,10 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
     np.testing.assert_array_equal(y, (x[:, 0] % 3 != 0).astype(np.int32))
     same = load_csv(file, label=1, standardize=False)
     np.testing.assert_array_equal(same.train.x, data.train.x)
+    # As pandas numbers columns without a name.
+    lines = "".join(f"{i},{i % 3},{i % 5},{i % 2}\n" for i in range(30))
+    counted = load_csv(table(tmp_path, "0,1,2,3\n" + lines))
+    assert len(counted.train.x) + len(counted.test.x) == 30
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,9 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
         ("a,b\nnan,1\nword,0\n", {}, "'a' .* not numeric, .* 'word'"),
         ("a,b\n1,1\n2,nan\n", {}, "'b' .* 1 missing, NaN or infinite value"),
         ("a,b\n1,0\n2,\n", {}, "'b' .* missing"),
+        ("5.1,3.5,cat\n4.9,3,dog\n", {}, r"looks like data \(5.1, 3.5\), .* add one"),
+        ("0.2,0.2,0\n4.9,3,1\n", {"label": "y"}, "looks like data"),
+        ("0,1,1\n1,1,0\n", {}, "looks like data"),
         ("", {}, "cannot be read as a table"),
         ("a,b\n", {}, "no rows below"),
         ("a,b\n1,0\n2,1,3\n", {}, "as many values in each row"),

@@ -51,6 +51,15 @@ def test_J11_a_dry_run_finds_what_a_job_would_stumble_over(command):
     assert "workers=two" in err
 
 
+def test_J11_a_dry_run_marks_what_is_done(command, no_drawing):
+    """Also where a part of the schedule is known only when the run is built."""
+    words = (*SWEEP, "schedule=cosine")
+    assert command(*words, "seed=0")[0] == 0
+    _, out, _ = command(*words, "--dry-run", "seed=0,1")
+    first, second = out.splitlines()[1:]
+    assert first.endswith("seed=0 (completed before)") and second.endswith("seed=1")
+
+
 def test_J11_an_experiment_brings_its_own_sweep(command):
     code, out, _ = command("train", "--dry-run", "+experiment=demo", "seed=5")
     assert code == 0
@@ -132,6 +141,10 @@ def test_J12_a_folder_of_another_sweep_is_refused(command, no_drawing, tmp_path)
     changed = json.loads(result.read_text())
     changed["config"]["optimizer"]["learning_rate"] = 0.3
     result.write_text(json.dumps(changed))
+    _, out, _ = command(*SWEEP, "workers=1,2", "--dry-run")
+    listed = ["2 jobs, 1 to run", "#0 epochs=1 evaluations=1 workers=1"]
+    assert out.splitlines()[:2] == listed
+    assert out.endswith("#1 epochs=1 evaluations=1 workers=2 (completed before)\n")
     code, out, _ = command(*SWEEP, "workers=1,2")
     assert code == 0
     assert out.count("completed before: skipped") == 1

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-import shlex
+import os
 import signal
 import sys
 import time
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
+WAIT = (
+    b"parsgd: %s: ends after the rounds that are being computed, and saves; a second "
+    b"signal ends it at once, without saving\n"
+)
 
 
 @contextlib.contextmanager
@@ -210,7 +214,7 @@ class _Saving(Keeper):
             save()
         if asked:
             self.store.wait()
-            raise SystemExit(self._goodbye(asked))
+            raise SystemExit(self._goodbye(asked, round))
 
     def evaluated(self, round: int, save: Callable[[], None]) -> None:
         if self.settings.keep_best or self._due(round):
@@ -259,21 +263,24 @@ class _Saving(Keeper):
         """Called when the process gets such a signal; a second one ends it at once."""
         if not self._asked:
             self._asked, self._when = number, time.monotonic()
+            if cluster.is_first() and not self.settings.quiet:
+                with contextlib.suppress(OSError):  # a terminal that was closed
+                    os.write(2, WAIT % number.name.encode())  # where print may be busy
         elif not is_same(self._when):
             raise SystemExit(128 + number)
 
-    def _goodbye(self, number: int) -> int:
+    def _goodbye(self, number: int, round: int | None = None) -> int:
         """Say what is kept; the exit code, as a shell would report it."""
-        kept = f"round {self._saved} is saved" if self._saved else "nothing was to save"
-        command = "parsgd train " + shlex.quote(f"resume={self._folder.parent}")
-        again = command if self.settings.config else "the same script"
-        if self.settings.code_checksum:  # which must be named again
-            again = "the same command"
+        # Who is asked to end saves, unless there is nothing worth it.
+        said = f"nothing is saved in {self._folder}: the state is not finite"
+        if self._saved:
+            lost = f", not {round}, which is not finite," * (round != self._saved)
+            said = f"round {self._saved}{lost if round else ''} is saved in "
+            said += f"{self._folder}; {self.settings.again} goes on"
         if cluster.is_first():
             with contextlib.suppress(OSError):  # a terminal that was closed
                 print(
-                    f"parsgd: asked to end ({signal.Signals(number).name}): {kept} in "
-                    f"{self._folder}; {again} goes on",
+                    f"parsgd: asked to end ({signal.Signals(number).name}): {said}",
                     file=sys.stderr,
                     flush=True,
                 )

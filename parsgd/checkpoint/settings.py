@@ -34,6 +34,8 @@ class Checkpoints(NamedTuple):
         overrides: The command line that made the config, which ``resume=`` repeats.
         code_checksum: Of the code that the run calls, so that one with other code is
             another run; None to compare none.
+        again: What goes on with the run, for those who end it.
+        quiet: Whether others say that a signal came.
 
     Example:
         >>> import parsgd
@@ -51,6 +53,8 @@ class Checkpoints(NamedTuple):
     config: Mapping[str, Any] | None = None
     overrides: Sequence[str] = ()
     code_checksum: str | None = None
+    again: str = "the same script"
+    quiet: bool = False
 
 
 def check_format(meta: Mapping[str, Any], folder: Path) -> None:

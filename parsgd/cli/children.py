@@ -22,6 +22,7 @@ from omegaconf import open_dict
 from parsgd import results
 from parsgd.cli.earlier import DONE, is_same
 from parsgd.cli.search import WORST
+from parsgd.config.overrides import typed
 from parsgd.errors import UserError
 from parsgd.words import counted
 
@@ -56,8 +57,8 @@ def lose(
         config.hydra.job.id = f"job_{number}"
     sweep = Path(config.hydra.sweep.dir)
     print(
-        f"parsgd: job #{number}: {why}. The same command with hydra.sweep.dir={sweep} "
-        f"does what is missing{more}",
+        f"parsgd: job #{number}: {why}. The same command with "
+        f"{typed('hydra.sweep.dir', sweep)} does what is missing{more}",
         file=sys.stderr,
         flush=True,
     )

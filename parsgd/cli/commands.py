@@ -20,7 +20,7 @@ from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir, config_dir
-from parsgd.config.overrides import is_override, searched
+from parsgd.config.overrides import is_override, refuse_option, searched
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
 from parsgd.words import counted
@@ -284,6 +284,7 @@ def report(arguments: list[str]) -> int:
         if equals and key in ("out", "target", "sort", "debug"):
             options[key] = value
         else:
+            refuse_option("report", argument, ("target", "sort", "out"))
             dirs.append(Path(argument))
     if options.get("out") == "":
         raise UserError("out= is empty: name the folder to write to, or leave it out")

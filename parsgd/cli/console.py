@@ -1,5 +1,6 @@
 """The console command: ``parsgd train``, ``traffic``, ``report`` and others."""
 
+import contextlib
 import difflib
 import errno
 import logging
@@ -38,6 +39,7 @@ diverged, 2 wrong use, 130 interrupted, 143 asked to end (SIGTERM).
 
 COMMANDS = ("train", "traffic", "report", "export", "evaluate", "list", "launch", "lab")
 ALONE_SECONDS = 1.0
+ASKED = [128 + n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
 _complaints: list[str] = []
 
 
@@ -104,6 +106,11 @@ def _main(arguments: Sequence[str] | None) -> int:
         return _command(name, rest)
     except KeyboardInterrupt:
         return _interrupted(name, rest)
+    except SystemExit as end:  # a job that was asked to end has said what it saved
+        if end.code in ASKED and (rest_of_it := _missing()):
+            with contextlib.suppress(OSError):  # a terminal that was closed
+                _complain(rest_of_it)
+        raise
     except Exception as error:
         if "debug=true" in rest:
             raise
@@ -145,12 +152,8 @@ def _command(name: str, rest: list[str]) -> int:
 
 def _interrupted(name: str, arguments: Sequence[str]) -> int:
     """Say how to go on after Ctrl-C."""
-    how = ""
-    sweep = sys.modules.get("parsgd.cli.sweep")
-    # Not by -m alone: a file may say that it is a sweep.
-    folder = sweep.last_folder() if sweep else None
-    if folder:
-        how = f". The same command with hydra.sweep.dir={folder} does what is missing"
+    if how := _missing():
+        how = f". {how}"
     elif {"-m", "--multirun"} & {*arguments}:
         how = ""
     elif name == "train":
@@ -161,6 +164,19 @@ def _interrupted(name: str, arguments: Sequence[str]) -> int:
     _complain(f"interrupted{how}")
     launchers = sys.modules.get("parsgd.cli.launchers")
     return 128 + (launchers.ended_by() if launchers else signal.SIGINT)
+
+
+def _missing() -> str:
+    """What does the rest of a sweep that has begun; nothing where there is none."""
+    sweep = sys.modules.get("parsgd.cli.sweep")
+    # Not by -m alone: a file may say that it is a sweep.
+    folder = sweep.last_folder() if sweep else None
+    if folder is None:
+        return ""
+    from parsgd.config.overrides import typed
+
+    where = typed("hydra.sweep.dir", folder)
+    return f"The same command with {where} does what is missing"
 
 
 def _by_interrupt(error: BaseException | None) -> bool:

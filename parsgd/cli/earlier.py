@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
 from parsgd import cluster
 from parsgd.checkpoint.differences import CHECKSUMS
+from parsgd.cli.saving import goes_back
+from parsgd.config.objects import as_stored
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
 from parsgd.results import read_job
@@ -44,6 +47,18 @@ def _others(result: dict[str, Any], sums: Mapping[str, str | None]) -> list[str]
         for key, value in sums.items()
         if None not in (value, before.get(key)) and value != before[key]
     ]
+
+
+def ended(folder: Path, cfg: DictConfig) -> str:
+    """The status of a job that its sweep will skip, as far as its config tells.
+
+    That its data or its code have changed is found when it runs.
+    """
+    result = _result(folder)
+    if result.get("status") not in DONE or goes_back(cfg):
+        return ""
+    same = is_same(result.get("config") or {}, as_stored(cfg))
+    return result["status"] if same else ""
 
 
 def is_done(folder: Path) -> bool:

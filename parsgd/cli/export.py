@@ -11,14 +11,16 @@ from omegaconf import DictConfig
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.agreed import offered
+from parsgd.checkpoint.agreed import by_the_first, offered
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
+from parsgd.cli import model_files
 from parsgd.cli.commands import OWN, cluster_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
+from parsgd.config.overrides import refuse_option
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.core import Params, State, phases
 from parsgd.data.checksum import data_checksum
@@ -75,15 +77,16 @@ class Model(NamedTuple):
 
 def export(arguments: list[str]) -> int:
     """Write the model; the console command."""
-    return _command(arguments, EXPORT, ("step", "out"), _export)
+    return _command("export", arguments, EXPORT, ("step", "out"), _export)
 
 
 def evaluate(arguments: list[str]) -> int:
     """Score the model; the console command."""
-    return _command(arguments, EVALUATE, ("step",), _evaluate)
+    return _command("evaluate", arguments, EVALUATE, ("step",), _evaluate)
 
 
 def _command(
+    name: str,
     arguments: list[str],
     usage: str,
     known: Sequence[str],
@@ -99,7 +102,8 @@ def _command(
         if equals and key in known:
             options[key] = value
         # The former only name a package to trust.
-        elif not key.endswith("_target_") and key.partition(".")[0] != "cluster":
+        elif not key.endswith("_target_") and key.partition(".")[0] not in OWN:
+            refuse_option(name, argument, known)
             folders.append(argument)
     if len(folders) != 1:
         raise UserError(
@@ -189,46 +193,25 @@ def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
 
 
 def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
-    import orbax.checkpoint as ocp
-    from safetensors.numpy import save_file
-
+    run = folder.parent if folder.name == CHECKPOINTS else folder
+    out = Path(options.get("out", run / "export"))
+    if options.get("out") == "":
+        raise UserError("out= is empty: name the folder to write to, or leave it out")
+    by_the_first(lambda: model_files.refuse_others(out))
     model = load(folder, options.get("step", "latest"), allowed=allowed)
     if not cluster.is_first():  # each has all of the model
         return
-    run = folder.parent if folder.name == CHECKPOINTS else folder
-    out = Path(options.get("out", run / "export"))
     tree = {"params": model.params, "model": model.state}
     named = {
         name: np.asarray(x)
         for name, x in zip(leaves.names(tree), jax.tree.leaves(tree), strict=True)
     }
-    about = {
-        "task": model.task.name,
-        "step": model.step,
-        "config": model.config,
-    }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        # One entry, for the library writes several in any order: a model is one file.
-        about = {"parsgd": json.dumps(about, sort_keys=True)}
-        save_file(named, out / "model.safetensors", metadata=about)
-        # Process 0 writes it alone; Orbax would wait for the others.
-        alone = ocp.options.MultiprocessingOptions(active_processes={0})
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-        with (
-            quiet(),
-            ocp.Checkpointer(handler, multiprocessing_options=alone) as writer,
-        ):
-            arrays = {name: x for name, x in named.items() if x.size}
-            writer.save((out / "orbax").resolve(), arrays, force=True)
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror or error}): choose another "
-            "folder with out=DIR"
-        ) from error
+    about = {"task": model.task.name, "step": model.step, "config": model.config}
+    model_files.write(out, named, about)
     size = sum(x.size for x in named.values())
-    print(f"step {model.step}, {counted(size, 'number')}: {out / 'model.safetensors'}")
-    print(f"and as an Orbax checkpoint: {out / 'orbax'}")
+    file, orbax = out / model_files.FILE, out / model_files.ORBAX
+    print(f"step {model.step}, {counted(size, 'number')}: {file}")
+    print(f"and as an Orbax checkpoint: {orbax}")
 
 
 def _evaluate(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The table of jobs on the console, and where page and figures are."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,9 @@ from parsgd.words import counted
 if TYPE_CHECKING:
     from parsgd.results import Job
 
-REASONS = 3  # that are told where no job has a result
+REASONS = 3  # that are told of many jobs
+NAMES = 10  # of jobs that ended for one of them
+FEW = 5  # jobs of which each is told
 
 
 def show_report(
@@ -32,14 +34,19 @@ def show_report(
     jobs = results.load(dirs)
     if not any(job.metrics or job.status == "completed" for job in jobs):
         _say_nothing_ran(jobs)
+        if aside := report.keep_aside(dirs, out):
+            print(f"the report of before is kept in {aside}")
         return len(jobs)
     paths = report.build(dirs, out, target, sort)
     if aside := set_aside(results.group(jobs)):
         print(aside)
     terminal.show(jobs, target, sort=sort)
     bad = [job for job in jobs if job.status != "completed"]
-    for job in bad:
-        print(f"{job.status}: {job.folder}: {job.reason}")
+    if len(bad) > FEW:
+        _say_reasons(bad, lambda reason: reason.partition("\n")[0])
+    else:
+        for job in bad:
+            print(f"{job.status}: {job.folder}: {job.reason}")
     done = len(jobs) - len(bad)
     print(f"{done} of {counted(len(jobs), 'job')} completed")
     print(
@@ -54,10 +61,20 @@ def _say_nothing_ran(jobs: Sequence["Job"]) -> None:
     counts = Counter(job.status for job in jobs)
     ended = ", ".join(f"{number} {status}" for status, number in counts.items())
     print(f"no job has a result, so there is no table: {ended} of {len(jobs)}")
-    reasons = Counter(job.reason or "no reason given" for job in jobs)
-    for reason, number in list(reasons.items())[:REASONS]:
-        first = next(job for job in jobs if (job.reason or "no reason given") == reason)
-        more = f" (and {number - 1} more)" if number > 1 else ""
-        print(f"{first.status}: {first.folder}{more}: {reason}")
-    if len(reasons) > REASONS:
-        print(f"and {counted(len(reasons) - REASONS, 'other reason')}")
+    _say_reasons(jobs, str)
+
+
+def _say_reasons(jobs: Sequence["Job"], shown: Callable[[str], str]) -> None:
+    """The first few of the reasons why these jobs ended, each with its jobs."""
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        reason = shown(job.reason or "no reason given")
+        groups.setdefault((job.status, reason), []).append(job)
+    for (status, reason), alike in [*groups.items()][:REASONS]:
+        first, *others = [job.folder for job in alike]
+        names = [f.name if f.parent == first.parent else str(f) for f in others]
+        more = f" (and {len(names)} more: {', '.join(names[:NAMES])}" if names else ""
+        more += ", ...)" if len(names) > NAMES else ")" if names else ""
+        print(f"{status}: {first}{more}: {reason}")
+    if len(groups) > REASONS:
+        print(f"and {counted(len(groups) - REASONS, 'other reason')}")

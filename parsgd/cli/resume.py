@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from parsgd.checkpoint.names import read_meta, steps_in
-from parsgd.config.overrides import is_override, overrides, quoted
+from parsgd.config.overrides import is_override, overrides, quoted, typed
 from parsgd.errors import UserError
 from parsgd.flat import under
 from parsgd.results.writing import CHECKPOINTS, CONFIG
@@ -123,8 +123,8 @@ def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
         f"resume={folder}: the checkpoint of step {lost} cannot be read, and the one "
         f"before, of step {step}, was saved with other options than the last run's, "
         f"which are in {file}: repeat that run's whole command with "
-        f"hydra.run.dir={folder}, or give step={step} to go on from there with the "
-        "options of then"
+        f"{typed('hydra.run.dir', folder)}, or give step={step} to go on from "
+        "there with the options of then"
     )
 
 

@@ -1,18 +1,23 @@
 """What a run's config says of checkpoints, which are in a folder of its folder."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.choice import meta_to_go_on_from
 from parsgd.checkpoint.settings import NEWEST
+from parsgd.cli.launchers import elsewhere
 from parsgd.cli.resume import has_checkpoints
 from parsgd.config.objects import resolved, saves
+from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import FolderError, UserError
 from parsgd.results.writing import CHECKPOINTS, RESULT
 
@@ -91,4 +96,19 @@ def checkpoints(
         config=resolved(cfg),
         overrides=overrides,
         code_checksum=code,
+        again=_again(folder, overrides),
+        quiet=HydraConfig.initialized()
+        and HydraConfig.get().mode == RunMode.MULTIRUN
+        and elsewhere(HydraConfig.get()),
     )
+
+
+def _again(folder: Path, overrides: Sequence[str]) -> str:
+    """The command that goes on with a run: parts of one's own are named again."""
+    words = ["parsgd", "train"]
+    if HydraConfig.initialized():
+        for source in HydraConfig.get().runtime.config_sources:
+            if source.provider == "command-line":
+                words += ["--config-dir", source.path]
+    words += [o for o in overrides if {*named_packages([o])} - {*ALLOWED}]
+    return shlex.join([*words, f"resume={folder}"])

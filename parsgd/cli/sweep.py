@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster, cores
 from parsgd.cli import launchers, search
-from parsgd.cli.earlier import overrides_in
+from parsgd.cli.earlier import ended, overrides_in
 from parsgd.cli.report import show_report
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
@@ -103,8 +103,8 @@ class Sweep(Callback):
             _refuse_run(folder)
             _refuse_other_sweep(folder, jobs)
             if self._dry_run:
-                list(_composed(config, jobs))
-                _list_jobs(jobs)
+                composed = enumerate(_composed(config, jobs))
+                _list_jobs(jobs, [ended(folder / f"{n}", cfg) for n, cfg in composed])
                 raise SystemExit(0)
             values = [_override(job, "placement.devices") for job in jobs]
             others = launchers.elsewhere(config.hydra)
@@ -203,12 +203,15 @@ def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(max(needed))
 
 
-def _list_jobs(jobs: Sequence[Sequence[str]]) -> None:
+def _list_jobs(jobs: Sequence[Sequence[str]], before: Sequence[str] = ()) -> None:
+    """Print the jobs, and beside those that will be skipped how they ended before."""
     if not cluster.is_first():
         return
-    print(counted(len(jobs), "job"))
+    due = f", {[*before].count('')} to run" if any(before) else ""
+    print(f"{counted(len(jobs), 'job')}{due}")
     for number, job in enumerate(jobs):
-        print(f"#{number} {' '.join(job)}".rstrip())
+        status = f" ({before[number]} before)" if before and before[number] else ""
+        print(f"#{number} {' '.join(job)}".rstrip() + status)
 
 
 def _composed(

@@ -1,6 +1,7 @@
 """The user's own table, from a CSV file."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def load_csv(
         standardize: Shift and scale each column by the training split's statistics.
 
     Raises:
-        UserError: The file or the column is missing, or a column has missing, NaN or
-            non-numeric values.
+        UserError: The file, its header line or the column is missing, or a column has
+            missing, NaN or non-numeric values.
     """
     file = existing_file(path, "csv")
     # A changed file is another data set: its time is part of the cache's key.
@@ -65,6 +66,23 @@ def _load(
         x, y, test_fraction=test_fraction, seed=split_seed, name=file.stem
     )
     return from_arrays(file.stem, train, test, standardize=standardize)
+
+
+def _looks_like_data(names: Sequence[str]) -> bool:
+    """Whether the names of columns are numbers; but not the columns' own, from 0 or 1.
+
+    Example:
+        >>> _looks_like_data(["5.1", "3.5"]), _looks_like_data(["0", "1", "2"])
+        (True, False)
+    """
+    # Polars makes the second of two equal ones another name.
+    plain = [name.partition("_duplicated_")[0] for name in names]
+    try:
+        numbers = [*map(float, plain)]
+    except ValueError:
+        return False
+    counted_up = [[str(i) for i in range(b, b + len(plain))] for b in (0, 1)]
+    return bool(numbers) and (len(numbers) < 3 or plain not in counted_up)
 
 
 def _as_numbers(column: Any) -> Any:
@@ -105,6 +123,13 @@ def _table(
                 f"position from {-len(names)} to {len(names) - 1}."
             )
         label = names[label]
+    inputs = [name for name in names if name != label]
+    if _looks_like_data(inputs):
+        raise UserError(
+            f"csv: the first line of {file} looks like data ({', '.join(inputs[:3])}), "
+            "and as a header line it would be no example: add one above it that names "
+            "the columns, in words."
+        )
     if label not in names:
         raise UserError(
             f"csv: {file} has no column {label!r}; it has {', '.join(names)}: "

@@ -9,10 +9,11 @@ samples, rounds and bytes? `build` writes
 - ``index.html``: one file with everything, interactive, that needs no network.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from parsgd.checkpoint.names import free
 from parsgd.errors import UserError
 
 
@@ -25,6 +26,43 @@ class Paths(NamedTuple):
     markdown: Path
     figures: tuple[Path, ...]
     page: Path
+
+
+FILES = ("table.csv", "table.parquet", "table.md", "figures", "index.html")
+
+
+def keep_aside(dirs: Sequence[str | Path], out: str | Path | None) -> Path | None:
+    """Move an earlier report out of the way: its jobs have no table any more.
+
+    Args:
+        dirs: As for `build`.
+        out: As for `build`.
+
+    Returns:
+        Where it is now; None where there was none.
+
+    Raises:
+        UserError: It cannot be moved.
+    """
+    folder = _folder(dirs, out)
+    there = [folder / name for name in FILES if (folder / name).exists()]
+    if not there:
+        return None
+    aside = free(folder / "before")
+    try:
+        aside.mkdir()
+        for path in there:
+            path.rename(aside / path.name)
+    except OSError as error:
+        raise UserError(
+            f"the report in {folder} is of runs that have no result any more, and "
+            f"cannot be moved away ({error.strerror or error}): remove it"
+        ) from error
+    return aside
+
+
+def _folder(dirs: Sequence[str | Path], out: str | Path | None) -> Path:
+    return Path(out) if out is not None else Path(dirs[0]) / "report"
 
 
 def build(
@@ -53,7 +91,7 @@ def build(
 
     dirs = [dirs] if isinstance(dirs, str | Path) else list(dirs)
     subject = study(results.load(dirs), target, sort)
-    folder = Path(out) if out is not None else Path(dirs[0]) / "report"
+    folder = _folder(dirs, out)
     paths = Paths(
         folder=folder,
         csv=folder / "table.csv",
