@@ -117,7 +117,8 @@ def test_H12_forced_it_must_fit(run, command):  # noqa: F811
     code, out, _ = command("train", "resume=run", "local_steps=1", *force)
     assert code == 0
     assert "resumes with local_steps=1, was 2 (forced)" in out
-    code, _, err = command("train", "resume=run", "optimizer=adam", *force)
+    more = ("optimizer=adam", *force, "rounds=70")
+    code, _, err = command("train", "resume=run", *more)
     assert code == 2
     assert "does not fit this run" in err
     assert "strategy/0/mu/" in err and "absent" in err

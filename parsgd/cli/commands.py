@@ -78,6 +78,7 @@ def train(arguments: list[str]) -> int:
         from parsgd.cli.job import run_job
         from parsgd.cli.launchers import elsewhere, own_share
         from parsgd.cli.search import comparable
+        from parsgd.cli.sweep_folder import note_refused
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
             raise UserError(
@@ -102,6 +103,8 @@ def train(arguments: list[str]) -> int:
         )
         if sweeping:
             if first:
+                if outcome.refused:
+                    note_refused(hydra_config.sweep.dir, folder, outcome.reason)
                 number = f"#{hydra_config.job.num} " if quiet else ""
                 _tell(f"{number}{_ending(outcome)}")
         elif outcome.status == "completed":
