@@ -23,6 +23,7 @@ from parsgd.config.choices import conf_dir, config_dir
 from parsgd.config.overrides import is_override, searched
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
+from parsgd.flat import OWN
 from parsgd.words import counted
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ SILENT = (
     "hydra/hydra_logging=none",
 )
 RERUN = "--experimental-rerun"
-OWN = ("cluster", "debug")  # what may differ between processes
 TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 

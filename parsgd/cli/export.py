@@ -15,7 +15,7 @@ from parsgd.checkpoint.agreed import offered
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
-from parsgd.cli.commands import OWN, cluster_settings
+from parsgd.cli.commands import cluster_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
@@ -24,6 +24,7 @@ from parsgd.core import Params, State, phases
 from parsgd.data.checksum import data_checksum
 from parsgd.data.dataset import Split
 from parsgd.errors import UserError, first_line
+from parsgd.flat import OWN
 from parsgd.placement.devices import prepare
 from parsgd.results.writing import CHECKPOINTS, METRICS
 from parsgd.tasks import Task
