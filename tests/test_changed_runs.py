@@ -343,3 +343,13 @@ def test_another_length_counts_where_parts_of_it_do(command, tmp_path):  # noqa:
     assert code == 0, err
     was = result(tmp_path / "run")["summary"]["earlier_settings"]
     assert was == [[{"epochs": 1.0}, 22]]
+
+
+def test_a_command_that_was_refused_does_not_name_the_run(command, tmp_path):  # noqa: F811
+    words = ("train", *SMALL, "hydra.run.dir=run")
+    assert command(*words, "strategy=local_sgd")[0] == 0
+    (tmp_path / "run" / "result.json").unlink()  # as of one that was killed
+    assert command(*words, "strategy=diloco", "local_steps=2")[0] == 2
+    (job,) = results.load(tmp_path)
+    assert job.status == "interrupted" and "strategy=local_sgd" in job.overrides
+    assert results.table([job])["strategy"].to_list() == ["local_sgd"]

@@ -98,7 +98,7 @@ def run_job(
     """
     console = console or Console(quiet=quiet or not cluster.is_first())
     display = Progress(console, brief=not alone)
-    with contextlib.closing(JobRecorder(folder, display)) as recorder:
+    with contextlib.closing(JobRecorder(folder, display, overrides)) as recorder:
         return _run_job(cfg, folder, overrides, recorder, allowed, alone)
 
 
@@ -219,8 +219,8 @@ def _agreed(outcome: Outcome) -> Outcome:
 class JobRecorder(JobFiles):
     """Begins the job's files, appends each record to them, and shows it."""
 
-    def __init__(self, folder: Path, display: Progress):
-        super().__init__(folder, display)
+    def __init__(self, folder: Path, display: Progress, overrides: Sequence[str]):
+        super().__init__(folder, display, overrides)
         self.config: dict[str, Any] = {}
         self.lines: tuple[str, ...] = ()
 
