@@ -77,7 +77,7 @@ def train(arguments: list[str]) -> int:
     def job(cfg: DictConfig) -> float:
         from parsgd.cli.job import run_job
         from parsgd.cli.launchers import elsewhere, own_share
-        from parsgd.cli.search import comparable
+        from parsgd.cli.search import comparable, refuse_other_trial
         from parsgd.cli.sweep_folder import note_refused
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
@@ -89,11 +89,12 @@ def train(arguments: list[str]) -> int:
         # As they were written: some refer to values that are no keys of Hydra's.
         overrides = OmegaConf.to_container(hydra_config.overrides.task)
         assert isinstance(overrides, list)
-        sweeping = hydra_config.mode == RunMode.MULTIRUN
-        first = cluster.is_first()
+        sweeping, first = hydra_config.mode == RunMode.MULTIRUN, cluster.is_first()
         if sweeping and first:
             _tell(f"#{hydra_config.job.num} {' '.join(overrides)}")
         folder = Path(hydra_config.runtime.output_dir)
+        if sweeping:
+            refuse_other_trial(hydra_config.sweeper, folder, overrides)
         quiet = sweeping and elsewhere(hydra_config)
         if quiet:
             sys.unraisablehook = uncaught  # as in the process of the command

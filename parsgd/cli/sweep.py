@@ -97,13 +97,14 @@ class Sweep(Callback):
                 print("hydra/sweeper chooses each job by those before: none to list")
                 raise SystemExit(0)
             folder = Path(config.hydra.sweep.dir)
+            refuse_run(folder)
             if jobs is None:
+                search.refuse_used(folder, config)
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)
-                self._hold(folder)
+                self._hold(folder, config)
                 launchers.tell_limit(config.hydra)
                 return
-            refuse_run(folder)
             refuse_other_sweep(folder, jobs)
             if self._dry_run:
                 list(_composed(config, jobs))
@@ -126,8 +127,13 @@ class Sweep(Callback):
                 print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
             raise SystemExit(2) from error
 
-    def _hold(self, folder: Path) -> None:
-        """Keep the folder for this sweep until the command ends."""
+    def _hold(self, folder: Path, searching: DictConfig | None = None) -> None:
+        """Keep the folder for this sweep until the command ends.
+
+        Args:
+            folder: Of the sweep.
+            searching: The config of a search.
+        """
         reason = ""
         _folders.append(folder)
         if cluster.is_first():
@@ -135,6 +141,9 @@ class Sweep(Callback):
                 make_folder(folder, "hydra.sweep.dir")
                 self._held.append(held(folder))
                 clear_refused(folder)
+                if searching is not None:
+                    search.refuse_used(folder, searching)  # of one that began meanwhile
+                    search.keep(folder, searching)
             except UserError as error:
                 reason = str(error)
         if reason := cluster.agree("sweep", reason):
@@ -175,7 +184,7 @@ class Sweep(Callback):
 def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     """The overrides of each job, or None where a sweeper decides as it goes."""
     sweeper = config.hydra.sweeper
-    if not sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
+    if search.searches(sweeper):
         return None
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
