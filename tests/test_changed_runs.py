@@ -353,3 +353,31 @@ def test_a_command_that_was_refused_does_not_name_the_run(command, tmp_path):  #
     (job,) = results.load(tmp_path)
     assert job.status == "interrupted" and "strategy=local_sgd" in job.overrides
     assert results.table([job])["strategy"].to_list() == ["local_sgd"]
+
+
+def test_the_same_data_may_lie_elsewhere(command, tmp_path, table, monkeypatch):  # noqa: F811
+    words, change = table
+    run = ("checkpoint.rounds=5", f"hydra.run.dir={tmp_path / 'run'}", "epochs=1")
+    named = (words[0], "task.path=table.csv", *words[2:])
+    assert command("train", *named, *run)[0] == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    there = f"task.path={tmp_path / 'table.csv'}"
+    code, out, err = command("train", f"resume={tmp_path / 'run'}", there, "epochs=2")
+    assert code == 0 and "resumes with task.path=" in out, err
+    assert result(tmp_path / "run")["summary"]["earlier_settings"] == []
+    code, out, err = command(
+        "train", f"resume={tmp_path / 'run'}", "task.path=../table.csv"
+    )
+    assert code == 0, err
+    (tmp_path / "table.csv").rename(tmp_path / "moved.csv")
+    for act in ("evaluate", "export"):
+        code, _, err = command(act, f"{tmp_path / 'run'}")
+        assert code == 2 and "table.csv" in err
+        code, out, err = command(act, f"{tmp_path / 'run'}", "task.path=../moved.csv")
+        assert code == 0 and "warning" not in out, err
+    assert command("evaluate", f"{tmp_path / 'run'}", "task.data_dir=x")[0] == 2
+    change(first=0.7)
+    more = ("task.path=../table.csv", "epochs=3")
+    code, _, err = command("train", f"resume={tmp_path / 'run'}", *more)
+    assert code == 2 and "the data themselves" in err

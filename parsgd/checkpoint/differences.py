@@ -21,6 +21,7 @@ AROUND = ("placement", *LENGTH, "target_accuracy", "evaluations", "train_example
 AROUND += ("max_bad_rounds", "check_replicas")
 FREE = (*AROUND, "workers", "worker_batch", "global_batch")
 FREE += ("optimizer", "scaling.reference_batch")
+SOURCES = ("task.path", "task.data_dir")  # where the same data lie
 CHECKSUMS = {"data_checksum": "the data themselves", "code_checksum": "your own code"}
 NAMES = {key: f"{what}, by a checksum" for key, what in CHECKSUMS.items()}
 FIXED = ("optimizer._target_",)
@@ -41,7 +42,12 @@ def allowed(
         FolderError: Lists what may not differ, with both values.
     """
     changed = dict(_changed(old, new))
-    wrong = {key: both for key, both in changed.items() if not _free(key)}
+    free = (*FREE, *_sources(old, new))
+    wrong = {
+        key: both
+        for key, both in changed.items()
+        if not under(key, free) or under(key, FIXED)
+    }
     if wrong and not force:
         listed = "".join(
             f"\n  {NAMES.get(key, key)}: {after}, saved "
@@ -76,10 +82,11 @@ def trained_with(
         {'seed': (0, 1)}
     """
     parts = "${steps:" in f"{old} {new}"
+    around = (*AROUND, *_sources(old, new))
     return {
         key: both
         for key, both in _changed(old, new)
-        if not under(key, AROUND) or (parts and key in LENGTH)
+        if not under(key, around) or (parts and key in LENGTH)
     }
 
 
@@ -176,8 +183,10 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _free(key: str) -> bool:
-    return under(key, FREE) and not under(key, FIXED)
+def _sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that only say where the data lie: none if they may be others."""
+    sums = {facts.get("data_checksum") for facts in (old, new)}
+    return SOURCES if len(sums) == 1 and None not in sums else ()
 
 
 def _shape(leaf: Leaf | None) -> str:
