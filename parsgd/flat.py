@@ -5,7 +5,8 @@ from typing import Any
 
 ABSENT = "absent"  # in place of a value, where there is no such key
 # How messages are shown, processes found and states saved is no part of what is run.
-UNSTORED = ("debug", "cluster", "checkpoint")
+OWN = ("debug", "cluster")  # of one command, or even of one of its processes
+UNSTORED = (*OWN, "checkpoint")
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

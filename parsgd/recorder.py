@@ -33,13 +33,20 @@ class JobFiles(Observer):
     Args:
         folder: The job's own, from `begin` to `close`.
         observer: Is told everything too.
+        overrides: What the user of the command changed, for the record.
 
     Attributes:
         begun: Whether the files were begun.
     """
 
-    def __init__(self, folder: Path, observer: Observer):
+    def __init__(
+        self,
+        folder: Path,
+        observer: Observer,
+        overrides: Sequence[str] | None = None,
+    ):
         self._folder, self._observer = folder, observer
+        self._overrides = overrides
         self._held = contextlib.ExitStack()
         self.begun = False
 
@@ -47,7 +54,7 @@ class JobFiles(Observer):
         """Hold the folder, and begin the files; what they held is replaced."""
         if cluster.is_first():
             self._held.enter_context(results.held(self._folder))
-            results.begin(self._folder, config)
+            results.begin(self._folder, config, self._overrides)
         self.begun = True
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import jax
 
 from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
+from parsgd.checkpoint.differences import LENGTH
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike
@@ -17,12 +18,12 @@ from parsgd.data.shards import Shards
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
-from parsgd.training.checks import check_run, check_target, refuse_reached
+from parsgd.training.checks import check_run, check_target, refuse_done, refuse_reached
 from parsgd.training.engine import Engine
 from parsgd.training.loop import (
     Evaluation,
     Loop,
-    earlier_workers,
+    earlier,
     other_end,
     resumed_plan,
     resumed_steps,
@@ -178,12 +179,14 @@ def fit(
     try:
         with keeping(checkpoints) as keeper:
             before = keeper.look(facts)
-            if before and (
-                keeper.lines
-                or resumed_steps(plan, before, in_rounds) != before["steps"]
-            ):
+            if before:
                 # Before anything in the folder has another name.
-                refuse_reached(before["history"][-1], target_accuracy)
+                steps = resumed_steps(plan, before, in_rounds)
+                if keeper.lines or steps != before["steps"]:
+                    refuse_reached(before["history"][-1], target_accuracy)
+                if steps == before["step"]:
+                    changed = keeper.changed.items()
+                    refuse_done(steps, {k: x for k, x in changed if k not in LENGTH})
             engine = Engine(
                 task,
                 schedule,
@@ -194,9 +197,10 @@ def fit(
             )
             check_target(task, engine.worker.spec, target_accuracy)
             key = jax.random.key(seed)
-            resumed, earlier = keeper.restore(engine, key), []
+            resumed = keeper.restore(engine, key)
+            meta = resumed.meta if resumed else None
+            was = earlier(meta, plan.order.workers, keeper.changed)
             if resumed:
-                earlier = earlier_workers(resumed.meta, plan.order.workers)
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
                 keeper.lines += other_end(plan, resumed.meta)
             parts = segments(plan, schedule)
@@ -204,11 +208,10 @@ def fit(
             history: list[Record] = []
             if resumed:
                 meta = resumed.meta
-                history = meta["history"]
-                meter.resume(meta["round"], meta["step"], meta["counts"], earlier)
+                history, counts = meta["history"], was["earlier_workers"]
+                meter.resume(meta["round"], meta["step"], meta["counts"], counts)
             summary = {key: facts[key] for key in TOLD}
-            summary |= {"planned_steps": plan.steps, "earlier_workers": earlier}
-            summary |= meter.summary()
+            summary |= {"planned_steps": plan.steps} | was | meter.summary()
             said = [
                 *plan.describe(),
                 engine.describe(),
@@ -229,7 +232,7 @@ def fit(
                 observer=observer,
                 check_replicas=check_replicas,
                 target_accuracy=target_accuracy,
-                earlier_workers=earlier,
+                earlier=was,
             )
             loop.run(
                 resumed.state if resumed else engine.init(key), history, evaluations

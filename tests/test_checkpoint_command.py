@@ -117,7 +117,8 @@ def test_H12_forced_it_must_fit(run, command):  # noqa: F811
     code, out, _ = command("train", "resume=run", "local_steps=1", *force)
     assert code == 0
     assert "resumes with local_steps=1, was 2 (forced)" in out
-    code, _, err = command("train", "resume=run", "optimizer=adam", *force)
+    more = ("optimizer=adam", *force, "rounds=70")
+    code, _, err = command("train", "resume=run", *more)
     assert code == 2
     assert "does not fit this run" in err
     assert "strategy/0/mu/" in err and "absent" in err
@@ -452,3 +453,31 @@ def test_a_folder_does_not_choose_parts_of_hydra(run):
     words = resumed([f"resume={run}"])
     assert "workers=2" in words
     assert not [w for w in words if "evil" in w or "launcher" in w or w == "--info"]
+
+
+def test_a_job_of_an_experiment_that_sweeps_goes_on_alone(command, tmp_path):  # noqa: F811
+    own = tmp_path / "own" / "experiment" / "small.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(
+        "# @package _global_\nworker_batch: 64\nhydra:\n  mode: MULTIRUN\n"
+        "  sweeper:\n    params:\n      seed: '3'\n"
+    )
+    words = ("+experiment=small", "--config-dir", "own", "evaluations=1")
+    saves = ("checkpoint.rounds=10", "hydra.sweep.dir=sweep")
+    code, _, err = command("train", *words, *saves, "epochs=1")
+    assert code == 0, err
+    more = ("resume=sweep/0", "--config-dir", "own", "epochs=2")
+    code, out, err = command("train", *more)
+    assert code == 0 and "goes on from step 22" in out, err
+    assert records(tmp_path / "sweep" / "0")[-1]["step"] == 44
+    assert not (tmp_path / "multirun").exists()
+
+
+def test_a_resumed_run_finds_its_processes_as_this_command_says(run):
+    (newest,) = (run / "checkpoints").glob("40/meta/metadata")
+    meta = json.loads(newest.read_text())
+    own = ["cluster=manual", "cluster.coordinator=gone:1", "debug=true"]
+    newest.write_text(json.dumps(meta | {"overrides": meta["overrides"] + own}))
+    words = resumed([f"resume={run}", "cluster=none"])
+    assert "workers=2" in words and "cluster=none" in words
+    assert not [w for w in words if w in own]

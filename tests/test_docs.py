@@ -254,6 +254,7 @@ def test_results_explains_every_key(command, tmp_path):  # noqa: F811
     assert written <= explained
     # What is explained is written, but for the files' own names.
     files = {"config.yaml", "metrics.jsonl", "result.json", "train.log", ".hydra/"}
+    files |= {"overrides.yaml"}
     assert explained - written <= files | {"summary"}
     text = read(DOCS / "results.md")
     for key in (

@@ -51,6 +51,67 @@ def test_a_search_for_the_worst_is_refused(command, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+RATES = ("optimizer.learning_rate=interval(0.01,0.5)", "checkpoint.rounds=10")
+
+
+def test_a_search_is_repeated_and_completed_in_its_folder(command, tmp_path):
+    assert command(*WORDS, *RATES)[0] == 0
+    before = results(tmp_path)
+    more = ("hydra.sweeper.n_trials=4", "debug=true")
+    code, out, err = command(*WORDS, *RATES, *more)
+    assert code == 0 and out.count("completed before") == 3, err
+    assert len(results(tmp_path)) == 4 and results(tmp_path)[:3] == before
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (["seed=1"], "of another command"),
+        (["optimizer.learning_rate=interval(0.1,0.5)"], "of another command"),
+        (["hydra.sweeper.sampler.seed=1"], "of another command"),
+    ],
+)
+def test_another_search_takes_no_other_trials(command, tmp_path, change, why):
+    assert command(*WORDS, *RATES, "hydra.sweeper.n_trials=1")[0] == 0
+    before = results(tmp_path)
+    kept = [x for x in RATES if x.partition("=")[0] not in change[0]]
+    code, _, err = command(*WORDS, *kept, *change)
+    assert code == 2 and f"holds the trials of a sweep already, {why}" in err
+    assert results(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "why"),
+    [
+        ([], ["hydra.sweeper.storage='sqlite:///x.db'"], "be numbered from 0"),
+        (["hydra.sweeper.sampler.seed=null"], [], "others would be chosen"),
+    ],
+)
+def test_a_search_that_would_come_to_others_is_not_repeated(command, given, more, why):
+    words = (*WORDS, *RATES, "hydra.sweeper.n_trials=1", *given)
+    assert command(*words)[0] == 0
+    code, _, err = command(*words, *more)
+    assert code == 2 and why in err and err.count("\n") == 1
+
+
+def test_a_trial_is_not_put_where_another_is(command, tmp_path):
+    assert command(*WORDS, *RATES, "hydra.sweeper.n_trials=1")[0] == 0
+    file = tmp_path / "sweep/0/result.json"
+    found = json.loads(file.read_text())
+    found["overrides"][0] = "optimizer.learning_rate=0.3"
+    file.write_text(json.dumps(found))
+    code, _, err = command(*WORDS, *RATES, "hydra.sweeper.n_trials=1")
+    assert code == 2 and "holds the trial optimizer.learning_rate=0.3" in err
+    assert json.loads(file.read_text()) == found
+
+
+def test_a_search_is_refused_the_folder_of_a_run(command, tmp_path):
+    assert command("train", *SHORT, "hydra.run.dir=sweep")[0] == 0
+    code, _, err = command(*WORDS, *RATES)
+    assert code == 2 and "is the folder of a single run" in err
+    assert not (tmp_path / "sweep/0").exists()
+
+
 KILLED = """
 import os
 import parsgd

@@ -14,23 +14,14 @@ from parsgd.checkpoint.leaves import Leaf
 from parsgd.errors import FolderError
 from parsgd.flat import ABSENT, leaves, under
 
-# Keys, and groups of keys, that may differ.
-FREE = (
-    "placement",
-    "workers",
-    "worker_batch",
-    "global_batch",
-    "epochs",
-    "samples",
-    "rounds",
-    "target_accuracy",
-    "evaluations",
-    "train_examples",
-    "max_bad_rounds",
-    "check_replicas",
-    "optimizer",
-    "scaling.reference_batch",
-)
+# Keys, and groups of keys, that may differ: those that change no step but where it is
+# computed, how many there are and how they are measured; and those that do.
+LENGTH = ("epochs", "samples", "rounds")
+AROUND = ("placement", *LENGTH, "target_accuracy", "evaluations", "train_examples")
+AROUND += ("max_bad_rounds", "check_replicas")
+FREE = (*AROUND, "workers", "worker_batch", "global_batch")
+FREE += ("optimizer", "scaling.reference_batch")
+SOURCES = ("task.path", "task.data_dir")  # where the same data lie
 CHECKSUMS = {"data_checksum": "the data themselves", "code_checksum": "your own code"}
 NAMES = {key: f"{what}, by a checksum" for key, what in CHECKSUMS.items()}
 FIXED = ("optimizer._target_",)
@@ -51,7 +42,12 @@ def allowed(
         FolderError: Lists what may not differ, with both values.
     """
     changed = dict(_changed(old, new))
-    wrong = {key: both for key, both in changed.items() if not _free(key)}
+    free = (*FREE, *_sources(old, new))
+    wrong = {
+        key: both
+        for key, both in changed.items()
+        if not under(key, free) or under(key, FIXED)
+    }
     if wrong and not force:
         listed = "".join(
             f"\n  {NAMES.get(key, key)}: {after}, saved "
@@ -68,6 +64,30 @@ def allowed(
         + (" (forced)" if key in wrong else "")
         for key, (before, after) in changed.items()
     ]
+
+
+def trained_with(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """What has changed of what steps are computed with, each with both values.
+
+    The length is of it where parts of it, ``${steps:...}``, stand in the config.
+
+    Args:
+        old: As for `allowed`.
+        new: Likewise.
+
+    Example:
+        >>> trained_with({"epochs": 1, "seed": 0}, {"epochs": 2, "seed": 1})
+        {'seed': (0, 1)}
+    """
+    parts = "${steps:" in f"{old} {new}"
+    around = (*AROUND, *_sources(old, new))
+    return {
+        key: both
+        for key, both in _changed(old, new)
+        if not under(key, around) or (parts and key in LENGTH)
+    }
 
 
 def moved_phases(
@@ -163,8 +183,10 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _free(key: str) -> bool:
-    return under(key, FREE) and not under(key, FIXED)
+def _sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that only say where the data lie: none if they may be others."""
+    sums = {facts.get("data_checksum") for facts in (old, new)}
+    return SOURCES if len(sums) == 1 and None not in sums else ()
 
 
 def _shape(leaf: Leaf | None) -> str:

@@ -132,6 +132,7 @@ class _Saving(Keeper):
             self.lines += differences.allowed(
                 old, new, force=self.settings.force, folder=self._folder
             )
+            self.changed = differences.trained_with(old, new)
             return meta
         return None
 

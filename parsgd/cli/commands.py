@@ -23,6 +23,7 @@ from parsgd.config.choices import conf_dir, config_dir
 from parsgd.config.overrides import is_override, refuse_option, searched
 from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
+from parsgd.flat import OWN
 from parsgd.words import counted
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ SILENT = (
     "hydra/hydra_logging=none",
 )
 RERUN = "--experimental-rerun"
-OWN = ("cluster", "debug")  # what may differ between processes
 TRAFFIC = """\
 usage: parsgd traffic [--config-dir DIR] [KEY=VALUE ...]
 
@@ -77,7 +77,8 @@ def train(arguments: list[str]) -> int:
     def job(cfg: DictConfig) -> float:
         from parsgd.cli.job import run_job
         from parsgd.cli.launchers import elsewhere, own_share
-        from parsgd.cli.search import comparable
+        from parsgd.cli.search import comparable, refuse_other_trial
+        from parsgd.cli.sweep_folder import note_refused
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
             raise UserError(
@@ -88,11 +89,12 @@ def train(arguments: list[str]) -> int:
         # As they were written: some refer to values that are no keys of Hydra's.
         overrides = OmegaConf.to_container(hydra_config.overrides.task)
         assert isinstance(overrides, list)
-        sweeping = hydra_config.mode == RunMode.MULTIRUN
-        first = cluster.is_first()
+        sweeping, first = hydra_config.mode == RunMode.MULTIRUN, cluster.is_first()
         if sweeping and first:
             _tell(f"#{hydra_config.job.num} {' '.join(overrides)}")
         folder = Path(hydra_config.runtime.output_dir)
+        if sweeping:
+            refuse_other_trial(hydra_config.sweeper, folder, overrides)
         quiet = sweeping and elsewhere(hydra_config)
         if quiet:
             sys.unraisablehook = uncaught  # as in the process of the command
@@ -102,6 +104,8 @@ def train(arguments: list[str]) -> int:
         )
         if sweeping:
             if first:
+                if outcome.refused:
+                    note_refused(hydra_config.sweep.dir, folder, outcome.reason)
                 number = f"#{hydra_config.job.num} " if quiet else ""
                 _tell(f"{number}{_ending(outcome)}")
         elif outcome.status == "completed":
@@ -277,8 +281,7 @@ def report(arguments: list[str]) -> int:
         return 0 if arguments else 2
     from parsgd.cli.report import show_report
 
-    options: dict[str, str] = {}
-    dirs = []
+    options, dirs = dict[str, str](), []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key in ("out", "target", "sort", "debug"):

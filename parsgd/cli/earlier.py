@@ -17,7 +17,7 @@ from parsgd.config.objects import as_stored
 from parsgd.errors import FolderError
 from parsgd.flat import leaves
 from parsgd.results import read_job
-from parsgd.results.writing import CONFIG, METRICS, RESULT, plain
+from parsgd.results.writing import CONFIG, METRICS, OVERRIDES, RESULT, plain
 from parsgd.training.evaluate import best_score
 
 DONE = ("completed", "diverged")
@@ -141,11 +141,12 @@ def end_of(folder: Path) -> tuple[str | None, float]:
 def overrides_in(folder: Path) -> list[str] | None:
     """The overrides of the job that a folder holds; None where it holds none.
 
-    Hydra writes its file before a job may be refused, so a result goes first.
+    Hydra writes its file before a job may be refused, so it comes last.
     """
-    path = folder / ".hydra" / "overrides.yaml"
     found = _result(folder).get("overrides")
-    if found is None:
+    for path in (folder / OVERRIDES, folder / ".hydra" / OVERRIDES):
+        if found is not None:
+            break
         found = yaml.safe_load(path.read_text()) if path.is_file() else None
     return None if found is None else [str(override) for override in found]
 

@@ -1,8 +1,9 @@
 """``parsgd export`` and ``evaluate``: the model in a run's checkpoints."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +13,12 @@ from omegaconf import DictConfig
 from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.agreed import by_the_first, offered
+from parsgd.checkpoint.differences import SOURCES
 from parsgd.checkpoint.quiet import quiet
 from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
 from parsgd.cli import model_files
-from parsgd.cli.commands import OWN, cluster_settings
+from parsgd.cli.commands import cluster_settings
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
@@ -26,6 +28,7 @@ from parsgd.core import Params, State, phases
 from parsgd.data.checksum import data_checksum
 from parsgd.data.dataset import Split
 from parsgd.errors import UserError, first_line
+from parsgd.flat import OWN
 from parsgd.placement.devices import prepare
 from parsgd.results.writing import CHECKPOINTS, METRICS
 from parsgd.tasks import Task
@@ -35,23 +38,27 @@ from parsgd.words import counted
 
 EXPORT = """\
 usage: parsgd export DIR [step=latest|best|STEP] [out=DIR] [--config-dir DIR]
+                     [task.path=FILE | task.data_dir=DIR]
 
 Writes the model of a run that saved checkpoints: the average that its strategy reads
 out, not one worker's copy. As model.safetensors, and as an Orbax checkpoint in `orbax`,
 into DIR/export or out=DIR. Names are params/... and, of batch statistics, model/...
 A run with parts of your own needs the --config-dir, or the key._target_=name, of its
-command, which say what code may be called.
+command, which say what code may be called. Data that have moved since are named by
+task.path or task.data_dir.
 
   parsgd export outputs/2026-01-31/12-00-00-000000
   parsgd export outputs/2026-01-31/12-00-00-000000 step=best out=digits
 """
 EVALUATE = """\
 usage: parsgd evaluate DIR [step=latest|best|STEP] [--config-dir DIR]
+                       [task.path=FILE | task.data_dir=DIR]
 
 Scores the model of a run that saved checkpoints on all examples of both splits, over
 all devices, also those of several processes that are started together (parsgd launch,
 srun and others, cluster=none for one alone); each example counts once. A run with parts
-of your own needs the --config-dir, or the key._target_=name, of its command.
+of your own needs the --config-dir, or the key._target_=name, of its command. Data that
+have moved since are named by task.path or task.data_dir.
 
   parsgd evaluate outputs/2026-01-31/12-00-00-000000 step=best
 """
@@ -99,11 +106,11 @@ def _command(
     options, folders = {}, []
     for argument in words:
         key, equals, value = argument.partition("=")
-        if equals and key in known:
+        if equals and key in (*known, *SOURCES):
             options[key] = value
         # The former only name a package to trust.
         elif not key.endswith("_target_") and key.partition(".")[0] not in OWN:
-            refuse_option(name, argument, known)
+            refuse_option(name, argument, (*known, *SOURCES))
             folders.append(argument)
     if len(folders) != 1:
         raise UserError(
@@ -120,7 +127,11 @@ def _command(
 
 
 def load(
-    folder: str | Path, step: str | int = "latest", *, allowed: Sequence[str] = ALLOWED
+    folder: str | Path,
+    step: str | int = "latest",
+    *,
+    allowed: Sequence[str] = ALLOWED,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> Model:
     """The model of a run that saved checkpoints.
 
@@ -129,6 +140,7 @@ def load(
         step: ``"latest"``, ``"best"`` (of those whose evaluation is recorded) or a
             number of steps.
         allowed: Top-level packages whose functions its config may call.
+        sources: Where the data lie now, by `SOURCES`.
 
     Raises:
         UserError: No such checkpoint, or one that cannot be read.
@@ -147,12 +159,14 @@ def load(
     with quiet():
         store = Store(where)
         try:
-            return _load(store, str(step), allowed)
+            return _load(store, str(step), allowed, sources)
         finally:
             store.close()
 
 
-def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
+def _load(
+    store: Store, step: str, allowed: Sequence[str], sources: Mapping[str, str]
+) -> Model:
     _, chosen = offered(store, step, needed=True)
     meta = _read(store, chosen, store.meta)
     check_format(meta, store.folder)
@@ -167,7 +181,8 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
             f"{store.folder} was saved by a script, whose strategy no config describes:"
             " take the readout of its run there, `parsgd.fit(...).readout`"
         )
-    built = build(DictConfig(meta["config"]), allowed=allowed)
+    config = meta["config"] | {"task": _moved(meta["config"]["task"], sources)}
+    built = build(DictConfig(config), allowed=allowed)
     saved = meta["facts"].get("data_checksum")
     if cluster.is_first() and saved not in (None, data_checksum(built.task.data)):
         print("warning: these are other data than the model was trained on")
@@ -181,6 +196,18 @@ def _load(store: Store, step: str, allowed: Sequence[str]) -> Model:
     return Model(built.task, params, model, chosen, meta["config"])
 
 
+def _moved(task: dict[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """The task of a config, with its data where they lie now."""
+    given = {key.removeprefix("task."): value for key, value in sources.items()}
+    if unknown := sorted(given.keys() - task.keys()):
+        raise UserError(
+            f"task.{unknown[0]}={given[unknown[0]]}: the task of this run, "
+            f"{task.get('_target_')}, has no such key, so nothing would be read from "
+            "there: leave it out"
+        )
+    return task | given
+
+
 def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
     try:
         return read(step)
@@ -192,13 +219,21 @@ def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
         ) from error
 
 
+def _asked_for(
+    folder: Path, options: Mapping[str, str], allowed: Sequence[str]
+) -> Model:
+    step = options.get("step", "latest")
+    sources = {key: options[key] for key in SOURCES if key in options}
+    return load(folder, step, allowed=allowed, sources=sources)
+
+
 def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
     run = folder.parent if folder.name == CHECKPOINTS else folder
     out = Path(options.get("out", run / "export"))
     if options.get("out") == "":
         raise UserError("out= is empty: name the folder to write to, or leave it out")
     by_the_first(lambda: model_files.refuse_others(out))
-    model = load(folder, options.get("step", "latest"), allowed=allowed)
+    model = _asked_for(folder, options, allowed)
     if not cluster.is_first():  # each has all of the model
         return
     tree = {"params": model.params, "model": model.state}
@@ -215,7 +250,7 @@ def _export(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> No
 
 
 def _evaluate(folder: Path, options: dict[str, str], allowed: Sequence[str]) -> None:
-    model = load(folder, options.get("step", "latest"), allowed=allowed)
+    model = _asked_for(folder, options, allowed)
     where = counted(jax.device_count(), f"{jax.local_devices()[0].platform} device")
     if cluster.processes() > 1:
         where += f" of {cluster.processes()} processes"

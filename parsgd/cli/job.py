@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
         mistake: Whether it failed by a user's mistake, not by a fault.
         begun: Whether it failed after it had begun to train.
         skipped: Whether its folder held the result already.
+        refused: Whether its folder is another run's, and has been left as it was.
         score: What a search maximises: the best test accuracy, or minus the best test
             loss of a task without; NaN if it failed.
     """
@@ -63,6 +64,7 @@ class Outcome(NamedTuple):
     mistake: bool = False
     begun: bool = False
     skipped: bool = False
+    refused: bool = False
     score: float = math.nan
 
 
@@ -96,7 +98,7 @@ def run_job(
     """
     console = console or Console(quiet=quiet or not cluster.is_first())
     display = Progress(console, brief=not alone)
-    with contextlib.closing(JobRecorder(folder, display)) as recorder:
+    with contextlib.closing(JobRecorder(folder, display, overrides)) as recorder:
         return _run_job(cfg, folder, overrides, recorder, allowed, alone)
 
 
@@ -163,7 +165,7 @@ def _run_job(
         if not first:
             return outcome
         if isinstance(error, FolderError) and not recorder.begun:
-            return outcome  # the folder is another run's
+            return outcome._replace(refused=True)
         if not recorder.begun:
             if alone and outcome.mistake:
                 remove_if_empty(folder)
@@ -217,8 +219,8 @@ def _agreed(outcome: Outcome) -> Outcome:
 class JobRecorder(JobFiles):
     """Begins the job's files, appends each record to them, and shows it."""
 
-    def __init__(self, folder: Path, display: Progress):
-        super().__init__(folder, display)
+    def __init__(self, folder: Path, display: Progress, overrides: Sequence[str]):
+        super().__init__(folder, display, overrides)
         self.config: dict[str, Any] = {}
         self.lines: tuple[str, ...] = ()
 

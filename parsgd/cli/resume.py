@@ -11,7 +11,7 @@ import yaml
 from parsgd.checkpoint.names import read_meta, steps_in
 from parsgd.config.overrides import is_override, overrides, quoted, typed
 from parsgd.errors import UserError
-from parsgd.flat import under
+from parsgd.flat import OWN, under
 from parsgd.results.writing import CHECKPOINTS, CONFIG
 
 
@@ -19,7 +19,8 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     """Replace ``resume=DIR`` by the overrides that the run in DIR was started with.
 
     ``step=best``, or another, beside it is ``checkpoint.step``. What else is given
-    comes after them, and in place of those of the same key.
+    comes after them, and in place of those of the same key. It is one run, also where
+    it was a job of a sweep that an experiment's file asks for.
 
     Raises:
         UserError: There is no run in DIR to go on with.
@@ -53,7 +54,8 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             "folder to have both"
         )
     kept = [o for o in before if not keys.intersection(_keys([o]))]
-    return [*kept, *others, f"hydra.run.dir={quoted(folder.resolve())}"]
+    where = f"hydra.run.dir={quoted(folder.resolve())}"
+    return [*kept, *others, "hydra.mode=RUN", where]
 
 
 def _step_given(arguments: Sequence[str]) -> float:
@@ -81,9 +83,10 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
             if config is None:
                 break
             given = [str(o) for o in meta["overrides"]]
-            # Once is enough: what goes on then is what was begun there. And what a
-            # folder says must not choose Hydra's parts, which call code.
-            left_out = ("checkpoint.step", "checkpoint.force", "hydra")
+            # Once is enough: what goes on then is what was begun there. Processes are
+            # found, and messages shown, as this command says. And what a folder says
+            # must not choose Hydra's parts, which call code.
+            left_out = ("checkpoint.step", "checkpoint.force", "hydra", *OWN)
             kept = [
                 o
                 for o in given

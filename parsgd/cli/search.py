@@ -1,12 +1,19 @@
 """A search: the score of each job decides which jobs come next."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from omegaconf import DictConfig, OmegaConf
 
+from parsgd.cli.earlier import overrides_in
+from parsgd.cli.sweep_folder import SWEPT
+from parsgd.config.overrides import overrides
 from parsgd.errors import UserError
+from parsgd.flat import UNSTORED, under
 
 FOUND = "optimization_results.yaml"  # Optuna's sweeper writes it at the end
 WORST = -math.inf
@@ -49,3 +56,79 @@ def drop_best_of_none(folder: Path) -> None:
     if isinstance(found, dict) and found.get("best_value") == WORST:
         file.unlink()
         print("no job of this search has a score, so none of them is the best")
+
+
+def searches(sweeper: Any) -> bool:
+    """Whether it chooses its jobs as it goes.
+
+    Args:
+        sweeper: Its part of Hydra's config.
+    """
+    return not sweeper._target_.endswith(f".{BasicSweeper.__name__}")
+
+
+def refuse_used(folder: Path, config: DictConfig) -> None:
+    """Refuse a folder with trials, unless this search comes to the same ones again.
+
+    Args:
+        folder: Of the search.
+        config: Of its command, with Hydra's part.
+
+    Raises:
+        UserError: Its trials are others, or are chosen at random.
+    """
+    if all(overrides_in(path) is None for path in folder.glob("[0-9]*")):
+        return
+    sweeper = config.hydra.sweeper
+    file = folder / SWEPT
+    before = (yaml.safe_load(file.read_text()) if file.is_file() else None) or {}
+    more = "choose another folder with hydra.sweep.dir=DIR"
+    if sweeper.get("storage") is not None:
+        why = "and with hydra.sweeper.storage new ones would be numbered from 0 again"
+    elif _asked(before) != _asked(yaml.safe_load(OmegaConf.to_yaml(config))):
+        why = "of another command"
+        more += ", or repeat that one to complete it, with more n_trials if you like"
+    elif (sweeper.get("sampler") or {}).get("seed") is None:
+        why = "and without hydra.sweeper.sampler.seed others would be chosen"
+    else:
+        return
+    raise UserError(f"{folder} holds the trials of a sweep already, {why}: {more}")
+
+
+def keep(folder: Path, config: DictConfig) -> None:
+    """Store what a search was asked for, as Hydra does of a sweep."""
+    OmegaConf.save(config, folder / SWEPT)
+
+
+def refuse_other_trial(sweeper: Any, folder: Path, given: Sequence[str]) -> None:
+    """Refuse to put a trial of a search where another one is.
+
+    Args:
+        sweeper: Its part of Hydra's config.
+        folder: Of the job.
+        given: Its overrides.
+
+    Raises:
+        UserError: Jobs before it have ended otherwise than they did.
+    """
+    there = overrides_in(folder) if searches(sweeper) else None
+    if there is not None and sorted(_trained(there)) != sorted(_trained(given)):
+        raise UserError(
+            f"{folder} holds the trial {' '.join(there)}, and this search comes to "
+            f"{' '.join(given)} there, because trials before it have ended otherwise: "
+            "start it anew in another folder with hydra.sweep.dir=DIR"
+        )
+
+
+def _asked(config: Mapping[str, Any]) -> Any:
+    """What decides which trials a search comes to."""
+    hydra = config.get("hydra") or {}
+    rest = {k: x for k, x in config.items() if k not in ("hydra", *UNSTORED)}
+    sweeper = {**(hydra.get("sweeper") or {}), "n_trials": None}
+    return rest, sweeper, _trained((hydra.get("overrides") or {}).get("task") or ())
+
+
+def _trained(given: Sequence[str]) -> list[str]:
+    """Of overrides those that decide what is run."""
+    parsed = overrides(given)
+    return [str(o.input_line) for o in parsed if not under(o.key_or_group, UNSTORED)]

@@ -8,8 +8,6 @@ Hydra turns exceptions of callbacks into warnings, so what must stop the command
 as ``SystemExit``.
 """
 
-import errno
-import fcntl
 import os
 import sys
 import traceback
@@ -25,16 +23,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from parsgd import cluster, cores
 from parsgd.cli import launchers, search
-from parsgd.cli.earlier import ended, overrides_in
+from parsgd.cli.earlier import ended
 from parsgd.cli.report import show_report
+from parsgd.cli.sweep_folder import (
+    SWEPT,
+    clear_refused,
+    held,
+    make_folder,
+    refuse_other_sweep,
+    refuse_run,
+    tell_refused,
+)
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
 from parsgd.errors import UserError
 from parsgd.placement.devices import want_cpu_devices
 from parsgd.words import counted
-
-SWEPT = "multirun.yaml"  # Hydra writes it into the folder of a sweep
-
 
 _folders: list[Path] = []
 
@@ -75,7 +79,7 @@ class Sweep(Callback):
                     f"{folder} is the folder of a sweep, and a run in it would count "
                     "as one of its jobs: choose another with hydra.run.dir=DIR"
                 )
-            _make_folder(folder, "hydra.run.dir")
+            make_folder(folder, "hydra.run.dir")
         except UserError as error:
             if cluster.is_first():
                 print(f"parsgd: {error}", file=sys.stderr)
@@ -94,14 +98,15 @@ class Sweep(Callback):
                 print("hydra/sweeper chooses each job by those before: none to list")
                 raise SystemExit(0)
             folder = Path(config.hydra.sweep.dir)
+            refuse_run(folder)
             if jobs is None:
+                search.refuse_used(folder, config)
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)
-                self._hold(folder)
+                self._hold(folder, config)
                 launchers.tell_limit(config.hydra)
                 return
-            _refuse_run(folder)
-            _refuse_other_sweep(folder, jobs)
+            refuse_other_sweep(folder, jobs)
             if self._dry_run:
                 composed = enumerate(_composed(config, jobs))
                 _list_jobs(jobs, [ended(folder / f"{n}", cfg) for n, cfg in composed])
@@ -111,7 +116,7 @@ class Sweep(Callback):
             make_devices([config.placement.devices, *values], others)
             _refuse_if_all_wrong(config, jobs)
             self._hold(folder)
-            _refuse_other_sweep(folder, jobs)  # that began meanwhile
+            refuse_other_sweep(folder, jobs)  # that began meanwhile
             if cluster.is_first():
                 print(f"{counted(len(jobs), 'job')} in {folder}", flush=True)
                 launchers.tell_limit(config.hydra)
@@ -123,14 +128,23 @@ class Sweep(Callback):
                 print(f"parsgd: {explain(error, overrides)}", file=sys.stderr)
             raise SystemExit(2) from error
 
-    def _hold(self, folder: Path) -> None:
-        """Keep the folder for this sweep until the command ends."""
+    def _hold(self, folder: Path, searching: DictConfig | None = None) -> None:
+        """Keep the folder for this sweep until the command ends.
+
+        Args:
+            folder: Of the sweep.
+            searching: The config of a search.
+        """
         reason = ""
         _folders.append(folder)
         if cluster.is_first():
             try:
-                _make_folder(folder, "hydra.sweep.dir")
-                self._held.append(_held(folder))
+                make_folder(folder, "hydra.sweep.dir")
+                self._held.append(held(folder))
+                clear_refused(folder)
+                if searching is not None:
+                    search.refuse_used(folder, searching)  # of one that began meanwhile
+                    search.keep(folder, searching)
             except UserError as error:
                 reason = str(error)
         if reason := cluster.agree("sweep", reason):
@@ -151,7 +165,7 @@ class Sweep(Callback):
     def _report(self, config: DictConfig) -> int:
         folder = Path(config.hydra.sweep.dir)
         try:
-            bad = show_report([folder])
+            bad = show_report([folder]) + tell_refused(folder)
             search.drop_best_of_none(folder)
             return min(1, bad)
         except UserError as error:
@@ -171,7 +185,7 @@ class Sweep(Callback):
 def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     """The overrides of each job, or None where a sweeper decides as it goes."""
     sweeper = config.hydra.sweeper
-    if not sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
+    if search.searches(sweeper):
         return None
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
@@ -239,60 +253,9 @@ def _refuse_if_all_wrong(config: DictConfig, jobs: Sequence[Sequence[str]]) -> N
         raise UserError(f"{reason} (so in all {counted(len(jobs), 'job')})")
 
 
-def _refuse_run(folder: Path) -> None:
-    """A single run in a sweep's folder would count as one of its jobs."""
-    from parsgd.results.writing import CONFIG, METRICS, RESULT
-
-    if there := [n for n in (CONFIG, METRICS, RESULT) if (folder / n).is_file()]:
-        raise UserError(
-            f"{folder} is the folder of a single run, with a {there[-1]} of its own, "
-            "and the report would count it as a job of this sweep: choose another "
-            "folder with hydra.sweep.dir=DIR"
-        )
-
-
 def _override(job: Sequence[str], key: str) -> Any:
     for override in OverridesParser.create().parse_overrides(list(job)):
         if override.key_or_group == key:
             value = override.value()
             return value if not isinstance(value, float) else None
     return None
-
-
-def _make_folder(folder: Path, key: str) -> None:
-    """Find out before the work whether its results can be kept."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written ({error.strerror}): choose another folder "
-            f"with {key}=DIR"
-        ) from error
-
-
-def _held(folder: Path) -> int:
-    """The sweep's file, locked until it is closed or the process ends."""
-    file = os.open(folder / SWEPT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise UserError(
-            f"another sweep is running in {folder}, and their jobs would mix: wait for "
-            "it or end it, or choose another folder with hydra.sweep.dir=DIR"
-        ) from error
-    return file
-
-
-def _refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
-    """Jobs are numbered, so a folder can be completed only by the same sweep."""
-    for number, job in enumerate(jobs):
-        there = overrides_in(folder / str(number))
-        if there is not None and sorted(there) != sorted(job):
-            raise UserError(
-                f"{folder} holds another sweep: its job {number} is "
-                f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "
-                "hydra.sweep.dir, or repeat that sweep to complete it"
-            )

@@ -71,7 +71,8 @@ def wrong_in_result(record: Mapping[str, Any]) -> str:
     return (
         _no_size(summary)
         or _no_number(summary, NUMBERS)
-        or _no_pairs(summary.get("earlier_workers"))
+        or _no_pairs(summary, "earlier_workers", int)
+        or _no_pairs(summary, "earlier_settings", dict)
         or wrong_in_record(record.get("final") or {})
         or wrong_in_record(record.get("best") or {})
     )
@@ -111,8 +112,11 @@ def _no_size(summary: Mapping[str, Any]) -> str:
     return ""
 
 
-def _no_pairs(value: Any) -> str:
+def _no_pairs(summary: Mapping[str, Any], key: str, kind: type) -> str:
+    value = summary.get(key)
     pairs = value if isinstance(value, list) else [value] if value else []
-    if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+    if all(
+        isinstance(p, list) and len(p) == 2 and isinstance(p[0], kind) for p in pairs
+    ):
         return ""
-    return f"'earlier_workers' is {value!r:.40}, not a list of pairs"
+    return f"{key!r} is {value!r:.40}, not a list of pairs"

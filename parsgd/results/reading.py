@@ -16,6 +16,7 @@ from parsgd.results.writing import (
     CHECKPOINTS,
     CONFIG,
     METRICS,
+    OVERRIDES,
     RESULT,
     SCHEMA,
     STATUSES,
@@ -88,7 +89,9 @@ def read_job(folder: str | Path) -> Job:
     if (folder / RESULT).is_file():
         return _finished(folder, _read_result(folder / RESULT), metrics)
     where = f"at round {metrics[-1].get('round')}" if metrics else "before it evaluated"
-    overrides = folder / ".hydra" / "overrides.yaml"
+    overrides = folder / OVERRIDES
+    if not overrides.is_file():  # of an older parsgd
+        overrides = folder / ".hydra" / OVERRIDES
     return Job(
         folder=folder,
         status="interrupted",

@@ -12,7 +12,7 @@ from parsgd.results.reading import Job
 # Settings with a column of their own, and how a label spells them.
 SIZES = {"workers": "workers", "local_steps": "H", "global_batch": "batch"}
 _OWN = {"seed", "strategy", "task", "worker_batch", *SIZES}
-RESUMED = "resumed"  # what a run is said to be whose number of workers has changed
+RESUMED = "resumed"  # what a run is said to be that went on with other settings
 PROCESSES = "processes"  # of runs of several: their seconds are of another kind
 SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
 PARAMETERS = "parameters"  # of the model: where nothing else tells networks apart
@@ -261,16 +261,18 @@ def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
 
 
 def _resumed(job: Job) -> str | None:
-    """Of a run that went on with other numbers of workers: all of them, in order."""
-    before = job.summary.get("earlier_workers")
-    if not before:
-        return None
-    counts = [*(count for count, _ in before), job.summary.get("workers")]
-    return f"{' -> '.join(map(str, counts))} workers"
+    """Of a run that went on as another: its numbers of workers, and what it was."""
+    told = []
+    if before := job.summary.get("earlier_workers"):
+        counts = [*(count for count, _ in before), job.summary.get("workers")]
+        told.append(f"{' -> '.join(map(str, counts))} workers")
+    for values, step in job.summary.get("earlier_settings") or ():
+        told += [f"{key}={x} until step {step}" for key, x in values.items()]
+    return ", ".join(told) or None
 
 
 def _said(job: Job, key: str) -> Any:
-    """What no config says: of another number of workers before, and of processes."""
+    """What no config says: of other settings before, and of processes."""
     if key == RESUMED:
         return _resumed(job)
     count = placement_of(job).get("processes")

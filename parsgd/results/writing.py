@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from parsgd.errors import FolderError, UserError
 
 SCHEMA = 1
 CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
+OVERRIDES = "overrides.yaml"  # of a run of the command
 CHECKPOINTS = "checkpoints"  # in a job's folder too, if it saves any
 STATUSES = ("completed", "diverged", "failed", "interrupted")
 
@@ -50,12 +51,18 @@ def held(folder: str | Path) -> Iterator[None]:
         yield
 
 
-def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
+def begin(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    overrides: Sequence[str] | None = None,
+) -> None:
     """Start a job in ``folder``: write its config, remove what an older try left.
 
     Args:
         folder: The job's own folder; it is made when missing.
         config: The resolved configuration as plain dicts, lists and scalars.
+        overrides: What the user changed. Hydra stores it too, but also of a command
+            that is refused the folder of another run.
 
     Raises:
         UserError: The folder cannot be written.
@@ -70,6 +77,10 @@ def begin(folder: str | Path, config: Mapping[str, Any]) -> None:
         # is reported as interrupted. It stays the file that `held` has locked.
         with open(folder / METRICS, "wb"):
             pass
+        if overrides is None:
+            (folder / OVERRIDES).unlink(missing_ok=True)
+        else:
+            write_atomic(folder / OVERRIDES, yaml.safe_dump(plain(list(overrides))))
         write_atomic(folder / CONFIG, text)
     except OSError as error:
         raise _unwritable(folder, error) from error

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from parsgd.core import Phase, TrainState, no_sync
-from parsgd.errors import UserError, check_accuracy, check_whole, stage
+from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, stage
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
 
@@ -106,4 +106,26 @@ def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> 
             f"target_accuracy={target_accuracy} was reached at step {record['step']}, "
             f"by {accuracy:.4f}, so there is nothing left to run: give a higher one, "
             "or none (null on the command line), to go on"
+        )
+
+
+def refuse_done(step: int, changed: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse settings that no step would be computed with: all are done.
+
+    The result would be told as theirs.
+
+    Args:
+        step: At which the run has ended.
+        changed: Their keys, with the value before and after.
+
+    Raises:
+        FolderError: There are such.
+    """
+    if changed:
+        told = [f"{key}={new} (was {old})" for key, (old, new) in changed.items()]
+        raise FolderError(
+            f"all {step} steps are done, so none would be trained with "
+            f"{', '.join(told)}: raise the budget (epochs, samples or rounds) to go on "
+            "with it, or choose another folder (hydra.run.dir=DIR, in a sweep "
+            "hydra.sweep.dir=DIR)"
         )

@@ -22,16 +22,23 @@ class Resumed(NamedTuple):
 
 
 class Keeper:
-    """Keeps nothing: a run without checkpoints."""
+    """Keeps nothing: a run without checkpoints.
+
+    Attributes:
+        lines: What has changed since the checkpoint, in words.
+        changed: Of it what steps are computed with: key to value before and after.
+    """
 
     def __init__(self):
         self.lines: list[str] = []
+        self.changed: dict[str, tuple[Any, Any]] = {}
 
     def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Whether there is a run to go on with, and this one may. Computes nothing.
 
         Returns:
-            What is stored with its checkpoint; what has changed since is in `lines`.
+            What is stored with its checkpoint; what has changed since is in `lines`
+            and `changed`.
         """
 
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:

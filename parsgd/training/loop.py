@@ -16,6 +16,8 @@ from parsgd.training.observer import Observer
 from parsgd.training.plan import Origin, Plan
 from parsgd.training.segments import Segment, after, segments, stretches
 
+EARLIER = ("earlier_workers", "earlier_settings")
+
 
 class Loop:
     """A run between its start and its end.
@@ -30,8 +32,7 @@ class Loop:
         observer: Hears of progress and of each record.
         check_replicas: Whether to compare the devices' copies after each dispatch.
         target_accuracy: Stop at the first evaluation that reaches it; None for never.
-        earlier_workers: Numbers of workers before the run was resumed, each with the
-            step until which; see the function of that name.
+        earlier: What the run was before it was resumed; see the function of that name.
 
     Attributes:
         history: One record per evaluation.
@@ -49,9 +50,9 @@ class Loop:
         observer: Observer,
         check_replicas: bool = False,
         target_accuracy: float | None = None,
-        earlier_workers: Sequence[Sequence[int]] = (),
+        earlier: Mapping[str, Any],
     ):
-        self._earlier = earlier_workers
+        self._earlier = earlier
         self._plan, self._parts, self._engine, self._meter = plan, parts, engine, meter
         self._evaluate, self._keeper, self._observer = evaluate, keeper, observer
         self._check_replicas, self._target = check_replicas, target_accuracy
@@ -148,24 +149,36 @@ class Loop:
             "global_batch": plan.order.global_batch,
             "phase": meter.phase,
             "origin": [*plan.origin],
-            "earlier_workers": [*self._earlier],
             "counts": meter.counts(),
             "history": [*self.history],
+            **self._earlier,
         }
         self._keeper.save(self._state, self._engine, meta)
 
 
-def earlier_workers(meta: Mapping[str, Any], workers: int) -> list[list[int]]:
-    """Other numbers of workers that a run had, each with the step until which.
+def earlier(
+    meta: Mapping[str, Any] | None,
+    workers: int,
+    changed: Mapping[str, Sequence[Any]],
+) -> dict[str, list[Any]]:
+    """Other numbers of workers and settings that a run had, each until which step.
 
     Args:
-        meta: What is stored with the checkpoint that the run goes on from.
+        meta: What is stored with the checkpoint that the run goes on from, if any.
         workers: How many go on.
+        changed: Settings that differ since, with the value before and after.
+
+    Example:
+        >>> earlier({"workers": 8, "step": 20}, 8, {"optimizer.b1": (0.9, 0.8)})
+        {'earlier_workers': [], 'earlier_settings': [[{'optimizer.b1': 0.9}, 20]]}
     """
-    before = [*meta.get("earlier_workers", ())]
-    if meta["workers"] == workers:
-        return before
-    return [*before, [meta["workers"], meta["step"]]]
+    counts, settings = ([*(meta or {}).get(key, ())] for key in EARLIER)
+    if meta and meta["workers"] != workers:
+        counts.append([meta["workers"], meta["step"]])
+    before = {key: old for key, (old, _) in changed.items() if key != "workers"}
+    if meta and before:
+        settings.append([before, meta["step"]])
+    return dict(zip(EARLIER, (counts, settings), strict=True))
 
 
 def resumed_plan(
