@@ -72,8 +72,8 @@ def test_what_goes_on_with_code_of_ones_own_is_named_whole(
 
 
 def test_of_a_sweep_the_rest_is_named_too(command, tmp_path, monkeypatch, asked):
-    hold, held = sweep._held, []
-    monkeypatch.setattr(sweep, "_held", lambda f: held.append(hold(f)) or held[-1])
+    hold, held = sweep.held, []
+    monkeypatch.setattr(sweep, "held", lambda f: held.append(hold(f)) or held[-1])
     words = ("train", "-m", *RUN, "seed=0,1")
     code, _, err = command(*words, "hydra.sweep.dir='a b,c'")
     assert code == 143
