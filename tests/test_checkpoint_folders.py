@@ -269,7 +269,7 @@ class Asked(Watcher):
             signal.raise_signal(self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capfd, number):
     share_engines(monkeypatch)
     whole = fit(tmp_path / "whole")

@@ -45,7 +45,7 @@ from parsgd.training.keeper import Keeper, Resumed
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # that ask a run to end
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)  # to end
 WAIT = (
     b"parsgd: %s: ends after the rounds that are being computed, and saves; a second "
     b"signal ends it at once, without saving\n"

@@ -39,7 +39,9 @@ diverged, 2 wrong use, 130 interrupted, 143 asked to end (SIGTERM).
 
 COMMANDS = ("train", "traffic", "report", "export", "evaluate", "list", "launch", "lab")
 ALONE_SECONDS = 1.0
-ASKED = [128 + n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+ASKED = [
+    128 + n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM)
+]
 _complaints: list[str] = []
 
 
