@@ -208,8 +208,9 @@ def fit(
             history: list[Record] = []
             if resumed:
                 meta = resumed.meta
-                history, counts = meta["history"], was["earlier_workers"]
-                meter.resume(meta["round"], meta["step"], meta["counts"], counts)
+                history, workers_before = meta["history"], was["earlier_workers"]
+                counts = meta["counts"]
+                meter.resume(meta["round"], meta["step"], counts, workers_before)
             summary = {key: facts[key] for key in TOLD}
             summary |= {"planned_steps": plan.steps} | was | meter.summary()
             said = [
@@ -282,6 +283,6 @@ def _check_alike(
     if checkpoints is not None:
         check_settings(checkpoints)
         # Of these one process's are taken, or they are compared elsewhere.
-        other = ("folder", "config", "overrides")
+        other = ("folder", "config", "overrides", "again", "quiet")
         more |= {k: v for k, v in checkpoints._asdict().items() if k not in other}
     check_alike(facts | more)

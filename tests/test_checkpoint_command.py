@@ -1,6 +1,7 @@
 """``parsgd train`` that saves, ``resume=DIR``, ``export`` and ``evaluate``."""
 
 import json
+import shutil
 import sys
 
 import jax
@@ -242,6 +243,9 @@ def test_an_export_replaces_an_earlier_one_only(run, command, tmp_path, monkeypa
     after = contents(out)
     assert after["model.safetensors"] != before["model.safetensors"]
     assert {name.partition("/")[0] for name in after} == {"model.safetensors", "orbax"}
+    shutil.rmtree(out / "orbax")
+    assert command("export", "run", "out=out")[0] == 0
+    assert (out / "orbax" / "_METADATA").is_file()
 
 
 def contents(folder):

@@ -255,6 +255,10 @@ def test_report_tells_many_bad_jobs_by_their_reasons(command, tmp_path):
     assert "failed: s/1 (and 18 more: 2, 3, 4, " in out and ", ...): no\n" in out
     assert "diverged: s/20: too fast" in out
     assert "1 of 21 jobs completed" in out
+    for number in range(21, 25):
+        fake_job(tmp_path / "s" / str(number), status="failed", reason=f"no {number}")
+    _, out, _ = command("report", "s")
+    assert "and 3 other reasons: see s/22, s/23, s/24\n" in out
 
 
 def test_a_report_without_a_table_any_more_does_not_leave_the_old_one(

@@ -135,6 +135,8 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
     lines = "".join(f"{i},{i % 3},{i % 5},{i % 2}\n" for i in range(30))
     counted = load_csv(table(tmp_path, "0,1,2,3\n" + lines))
     assert len(counted.train.x) + len(counted.test.x) == 30
+    counted = load_csv(table(tmp_path, "0,1,2,3\n" + lines), label=1)
+    assert len(counted.train.x) + len(counted.test.x) == 30
 
 
 @pytest.mark.parametrize(

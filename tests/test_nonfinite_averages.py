@@ -7,6 +7,7 @@ import pytest
 import quantizer_codes
 import sparse_codes
 from reducing import LANES3, gradients, trajectory
+from tiny import tiny
 
 import parsgd
 from parsgd.compressors import (
@@ -93,11 +94,32 @@ def test_a_step_is_skipped_whose_average_has_no_number(reducer):
     outs, states = trajectory(safe, LANES3, {"w": g})
     assert np.isfinite(outs["w"]).all() and not np.any(outs["w"][:, 1])
     assert states.skipped[:, -1].tolist() == [1, 1, 1]
+    assert states.overflowed[:, -1].tolist() == [1, 1, 1]
     assert not np.any(states.own)  # no gradient was at fault
     inner = jax.tree.leaves(states.inner)
     assert any(np.any(x) for x in inner)
     for leaf in inner:
         np.testing.assert_array_equal(leaf[:, 1], leaf[:, 0])
+
+
+def test_steps_that_overflow_are_told():
+    """Nobody's gradient is at fault, so no worker is named."""
+    halves = compressed_all_reduce(fp16())
+    huge = optax.chain(optax.scale(1e8), halves, optax.scale(1e-8))
+    method = parsgd.data_parallel(optax.sgd(0.1), reducer=huge, skip_nonfinite=True)
+    said = []
+
+    class Listener(parsgd.Observer):
+        def say(self, line):
+            said.append(line)
+
+    run = parsgd.fit(
+        tiny(), method, workers=3, worker_batch=4, rounds=6, evaluations=2,
+        observer=Listener(),
+    )  # fmt: skip
+    assert run.status == "completed"
+    want = "3 steps skipped: the gradients were finite, and their average or the step"
+    assert [line.startswith(want) for line in said] == [True, True], said
 
 
 @pytest.mark.parametrize("two_sided", [False, True])

@@ -273,7 +273,7 @@ class _Saving(Keeper):
     def _goodbye(self, number: int, round: int | None = None) -> int:
         """Say what is kept; the exit code, as a shell would report it."""
         # Who is asked to end saves, unless there is nothing worth it.
-        said = f"nothing is saved in {self._folder}: the state is not finite"
+        said = f"nothing is saved in {self._folder}: the state or loss is not finite"
         if self._saved:
             lost = f", not {round}, which is not finite," * (round != self._saved)
             said = f"round {self._saved}{lost if round else ''} is saved in "

@@ -105,7 +105,7 @@ def train(arguments: list[str]) -> int:
         if sweeping:
             if first:
                 if outcome.refused:
-                    note_refused(hydra_config.sweep.dir, folder, outcome.reason)
+                    note_refused(hydra_config, folder, outcome.reason)
                 number = f"#{hydra_config.job.num} " if quiet else ""
                 _tell(f"{number}{_ending(outcome)}")
         elif outcome.status == "completed":
@@ -287,7 +287,7 @@ def report(arguments: list[str]) -> int:
         if equals and key in ("out", "target", "sort", "debug"):
             options[key] = value
         else:
-            refuse_option("report", argument, ("target", "sort", "out"))
+            refuse_option("report", argument, ("target", "sort", "out"), "folders")
             dirs.append(Path(argument))
     if options.get("out") == "":
         raise UserError("out= is empty: name the folder to write to, or leave it out")

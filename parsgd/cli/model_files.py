@@ -90,7 +90,8 @@ def _is_export(file: Path) -> bool:
 
 
 def _is_orbax(folder: Path) -> bool:
-    return (folder / "_METADATA").is_file() or not any(folder.iterdir())
+    whole = (folder / "_METADATA").is_file()
+    return whole or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def _reason(error: Exception) -> str:

@@ -76,5 +76,8 @@ def _say_reasons(jobs: Sequence["Job"], shown: Callable[[str], str]) -> None:
         more = f" (and {len(names)} more: {', '.join(names[:NAMES])}" if names else ""
         more += ", ...)" if len(names) > NAMES else ")" if names else ""
         print(f"{status}: {first}{more}: {reason}")
-    if len(groups) > REASONS:
-        print(f"and {counted(len(groups) - REASONS, 'other reason')}")
+    if rest := [*groups.values()][REASONS:]:
+        names = [str(job.folder) for alike in rest for job in alike]
+        more = ", ..." * (len(names) > NAMES)
+        listed = f"{', '.join(names[:NAMES])}{more}"
+        print(f"and {counted(len(rest), 'other reason')}: see {listed}")

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from parsgd.cli.earlier import overrides_in
 from parsgd.cli.sweep_folder import SWEPT
-from parsgd.config.overrides import overrides
+from parsgd.config.overrides import trained
 from parsgd.errors import UserError
-from parsgd.flat import UNSTORED, under
+from parsgd.flat import UNSTORED
 
 FOUND = "optimization_results.yaml"  # Optuna's sweeper writes it at the end
 WORST = -math.inf
@@ -80,6 +80,7 @@ def refuse_used(folder: Path, config: DictConfig) -> None:
     if all(overrides_in(path) is None for path in folder.glob("[0-9]*")):
         return
     sweeper = config.hydra.sweeper
+    sampler = sweeper.get("sampler") or {}
     file = folder / SWEPT
     before = (yaml.safe_load(file.read_text()) if file.is_file() else None) or {}
     more = "choose another folder with hydra.sweep.dir=DIR"
@@ -88,16 +89,26 @@ def refuse_used(folder: Path, config: DictConfig) -> None:
     elif _asked(before) != _asked(yaml.safe_load(OmegaConf.to_yaml(config))):
         why = "of another command"
         more += ", or repeat that one to complete it, with more n_trials if you like"
-    elif (sweeper.get("sampler") or {}).get("seed") is None:
-        why = "and without hydra.sweeper.sampler.seed others would be chosen"
+    elif not repeatable(sweeper):
+        why = "and its sampler may choose others"
+        if "seed" in sampler:
+            why = "and without hydra.sweeper.sampler.seed others would be chosen"
     else:
         return
     raise UserError(f"{folder} holds the trials of a sweep already, {why}: {more}")
 
 
+def repeatable(sweeper: Any) -> bool:
+    """Whether the same command comes to the same jobs in the same folder."""
+    seed = (sweeper.get("sampler") or {}).get("seed")
+    return not searches(sweeper) or (seed is not None and not sweeper.get("storage"))
+
+
 def keep(folder: Path, config: DictConfig) -> None:
     """Store what a search was asked for, as Hydra does of a sweep."""
-    OmegaConf.save(config, folder / SWEPT)
+    file, text = folder / SWEPT, OmegaConf.to_yaml(config)
+    if file.read_text() != text:  # the folder's lock: it stays the same file
+        file.write_text(text)
 
 
 def refuse_other_trial(sweeper: Any, folder: Path, given: Sequence[str]) -> None:
@@ -112,7 +123,7 @@ def refuse_other_trial(sweeper: Any, folder: Path, given: Sequence[str]) -> None
         UserError: Jobs before it have ended otherwise than they did.
     """
     there = overrides_in(folder) if searches(sweeper) else None
-    if there is not None and sorted(_trained(there)) != sorted(_trained(given)):
+    if there is not None and trained(there) != trained(given):
         raise UserError(
             f"{folder} holds the trial {' '.join(there)}, and this search comes to "
             f"{' '.join(given)} there, because trials before it have ended otherwise: "
@@ -125,10 +136,4 @@ def _asked(config: Mapping[str, Any]) -> Any:
     hydra = config.get("hydra") or {}
     rest = {k: x for k, x in config.items() if k not in ("hydra", *UNSTORED)}
     sweeper = {**(hydra.get("sweeper") or {}), "n_trials": None}
-    return rest, sweeper, _trained((hydra.get("overrides") or {}).get("task") or ())
-
-
-def _trained(given: Sequence[str]) -> list[str]:
-    """Of overrides those that decide what is run."""
-    parsed = overrides(given)
-    return [str(o.input_line) for o in parsed if not under(o.key_or_group, UNSTORED)]
+    return rest, sweeper, trained((hydra.get("overrides") or {}).get("task") or ())

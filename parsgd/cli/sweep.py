@@ -100,7 +100,6 @@ class Sweep(Callback):
             folder = Path(config.hydra.sweep.dir)
             refuse_run(folder)
             if jobs is None:
-                search.refuse_used(folder, config)
                 others = launchers.elsewhere(config.hydra)
                 make_devices([config.placement.devices], others)
                 self._hold(folder, config)
@@ -136,16 +135,19 @@ class Sweep(Callback):
             searching: The config of a search.
         """
         reason = ""
-        _folders.append(folder)
+        if searching is None or search.repeatable(searching.hydra.sweeper):
+            _folders.append(folder)
         if cluster.is_first():
             try:
                 make_folder(folder, "hydra.sweep.dir")
+                if searching is not None:
+                    search.refuse_used(folder, searching)
                 self._held.append(held(folder))
                 clear_refused(folder)
                 if searching is not None:
                     search.refuse_used(folder, searching)  # of one that began meanwhile
                     search.keep(folder, searching)
-            except UserError as error:
+            except (UserError, OSError) as error:
                 reason = str(error)
         if reason := cluster.agree("sweep", reason):
             raise UserError(reason)
@@ -165,9 +167,12 @@ class Sweep(Callback):
     def _report(self, config: DictConfig) -> int:
         folder = Path(config.hydra.sweep.dir)
         try:
-            bad = show_report([folder]) + tell_refused(folder)
+            try:
+                bad = show_report([folder])
+            finally:
+                refused = tell_refused(folder)
             search.drop_best_of_none(folder)
-            return min(1, bad)
+            return min(1, bad + refused)
         except UserError as error:
             print(f"parsgd: {error}", file=sys.stderr)
         except Exception as error:

@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from parsgd.cli.earlier import overrides_in
+from parsgd.config.overrides import trained
 from parsgd.errors import UserError
 from parsgd.results.writing import CONFIG, METRICS, RESULT
 
@@ -56,7 +58,7 @@ def refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
     """Jobs are numbered, so a folder can be completed only by the same sweep."""
     for number, job in enumerate(jobs):
         there = overrides_in(folder / str(number))
-        if there is not None and sorted(there) != sorted(job):
+        if there is not None and trained(there) != trained(job):
             raise UserError(
                 f"{folder} holds another sweep: its job {number} is "
                 f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "
@@ -64,12 +66,13 @@ def refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
             )
 
 
-def note_refused(sweep: str, folder: Path, reason: str | None) -> None:
+def note_refused(hydra: Any, folder: Path, reason: str | None) -> None:
     """Keep, until the sweep ends, that a job was refused its folder, and why.
 
     The job may be in another process, and what its folder holds is not its own.
     """
-    with open(Path(sweep) / REFUSED, "a") as file:
+    sweep = Path(hydra.runtime.cwd, hydra.sweep.dir)
+    with open(sweep / REFUSED, "a") as file:
         file.write(json.dumps([os.path.relpath(folder, sweep), reason]) + "\n")
 
 
@@ -84,6 +87,6 @@ def tell_refused(sweep: Path) -> int:
     lines = file.read_text().splitlines() if file.exists() else []
     for line in lines:
         folder, reason = json.loads(line)
-        print(f"refused: {sweep / folder}, whose files are another run's: {reason}")
+        print(f"refused: {sweep / folder}: {reason}")
     clear_refused(sweep)
     return len(lines)

@@ -53,7 +53,7 @@ class Compressor(NamedTuple):
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
 
 
-def rounds(compressor: Compressor) -> bool:
+def half_precision(compressor: Compressor) -> bool:
     """Whether a code's payload has floats of half precision, or less."""
     return any(
         jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4

@@ -31,7 +31,7 @@ class Sparse(NamedTuple):
 
     Attributes:
         values: What is sent of the chosen entries, in the order of their indices:
-            ``float32 [k]``, or the payload of another code for that array.
+            ``float32 [k]``, or the payload of another code for them as ``[k, 1]``.
         indices: `pack_indices` of them, ``uint8``; None if all entries are sent.
     """
 

@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from parsgd.errors import UserError
+from parsgd.flat import UNSTORED, under
 
 
 def is_override(argument: str) -> bool:
@@ -23,13 +24,16 @@ def is_override(argument: str) -> bool:
     return argument[:1] != "-" and ("=" in argument or argument[:1] == "~")
 
 
-def refuse_option(command: str, argument: str, known: Sequence[str]) -> None:
+def refuse_option(
+    command: str, argument: str, known: Sequence[str], takes: str = "a folder"
+) -> None:
     """Refuse what is no folder, but looks like an option that is written wrongly.
 
     Args:
         command: Which has the options.
         argument: As given.
         known: Names of its options, as in ``NAME=VALUE``.
+        takes: What it takes beside them.
 
     Raises:
         UserError: Names the nearest of them, and all.
@@ -41,8 +45,16 @@ def refuse_option(command: str, argument: str, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(key, known, n=1)
     guess = f"; did you mean {near[0]}=...?" if near else "."
     raise UserError(
-        f"{argument}: parsgd {command} has no such option{guess} It takes folders and "
+        f"{argument}: parsgd {command} has no such option{guess} It takes {takes} and "
         f"{', '.join(f'{name}=...' for name in known)}; see `parsgd {command} --help`"
+    )
+
+
+def trained(given: Iterable[str]) -> list[str]:
+    """Of overrides those that decide what is run, sorted."""
+    parsed = overrides(given)
+    return sorted(
+        str(o.input_line) for o in parsed if not under(o.key_or_group, UNSTORED)
     )
 
 

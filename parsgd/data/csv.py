@@ -68,21 +68,23 @@ def _load(
     return from_arrays(file.stem, train, test, standardize=standardize)
 
 
-def _looks_like_data(names: Sequence[str]) -> bool:
-    """Whether the names of columns are numbers; but not the columns' own, from 0 or 1.
+def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
+    """Whether the inputs' names are numbers; but not the columns' own, from 0 or 1.
 
     Example:
-        >>> _looks_like_data(["5.1", "3.5"]), _looks_like_data(["0", "1", "2"])
-        (True, False)
+        >>> _looks_like_data(["5.1", "3.5", "a"], ["5.1", "3.5"])
+        True
+        >>> _looks_like_data(["0", "1", "2"], ["0", "2"])
+        False
     """
     # Polars makes the second of two equal ones another name.
-    plain = [name.partition("_duplicated_")[0] for name in names]
+    plain = [name.partition("_duplicated_")[0] for name in inputs]
     try:
         numbers = [*map(float, plain)]
     except ValueError:
         return False
-    counted_up = [[str(i) for i in range(b, b + len(plain))] for b in (0, 1)]
-    return bool(numbers) and (len(numbers) < 3 or plain not in counted_up)
+    counted_up = [[str(i) for i in range(b, b + len(names))] for b in (0, 1)]
+    return bool(numbers) and (len(names) < 3 or [*names] not in counted_up)
 
 
 def _as_numbers(column: Any) -> Any:
@@ -124,11 +126,11 @@ def _table(
             )
         label = names[label]
     inputs = [name for name in names if name != label]
-    if _looks_like_data(inputs):
+    if _looks_like_data(names, inputs):
         raise UserError(
             f"csv: the first line of {file} looks like data ({', '.join(inputs[:3])}), "
             "and as a header line it would be no example: add one above it that names "
-            "the columns, in words."
+            "the columns, or, if these are names, write them in words."
         )
     if label not in names:
         raise UserError(

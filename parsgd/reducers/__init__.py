@@ -9,7 +9,6 @@ from parsgd.reducers.clip import clip
 from parsgd.reducers.compressed import compressed_all_reduce
 from parsgd.reducers.delay import DelayState, delay
 from parsgd.reducers.demo import DeMoState, demo
-from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
 from parsgd.reducers.dgc import DGCState, dgc
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
 from parsgd.reducers.feedback import (
@@ -40,16 +39,12 @@ __all__ = [
     "compressed_all_reduce",
     "delay",
     "demo",
-    "dense",
     "dgc",
     "ef21",
     "error_feedback",
     "exchange",
-    "idle",
-    "is_chain",
     "local_momentum",
     "majority_vote",
     "power_sgd",
     "skip_nonfinite",
-    "works_dense",
 ]

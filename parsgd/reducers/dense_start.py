@@ -51,15 +51,17 @@ def dense(reducer: optax.GradientTransformation) -> optax.GradientTransformation
     return optax.GradientTransformation(reducer.init, update)
 
 
-def works_dense(reducer: optax.GradientTransformation) -> bool:
-    """Whether a reducer has something to do in dense steps, and knows how."""
+def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> bool:
+    """Whether a reducer has something to do in dense steps, and knows how.
+
+    Args:
+        reducer: The reducer.
+        params: What to try it on; some only take their own model's.
+    """
     asked = _Asked()
     whole = optax.with_extra_args_support(reducer)
-    try:
-        state = jax.eval_shape(reducer.init, PROBE)
-        jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), PROBE, state)
-    except Exception:  # one that only takes its own model's parameters
-        return False
+    state = jax.eval_shape(reducer.init, params)
+    jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), params, state)
     # A chain has more in it than what compresses, such as clipping or momentum.
     return asked.by_somebody and (is_chain(state) or isinstance(state, EF21State))
 

@@ -139,7 +139,7 @@ class Exchange(NamedTuple):
 
         Where a worker's array is not finite the whole average is NaN, so that nothing
         of it is applied while residuals stay as they were; but for codes that have no
-        number for it, such as `sign`.
+        number for it, such as `sign`, and for entries that are not live.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)

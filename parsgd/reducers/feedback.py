@@ -13,7 +13,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor
-from parsgd.compressors.base import rounds
+from parsgd.compressors.base import half_precision
 from parsgd.compressors.checked import checked
 from parsgd.reducers import paths
 from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
@@ -152,7 +152,7 @@ def ef21(
         steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these.
     """
     code = checked(compressor)
-    if code.sums and rounds(code):
+    if code.sums and half_precision(code):
         # The sum of what was sent would be rounded, and the estimates' average drift.
         code = code._replace(sums=False)
     channel = _channel(

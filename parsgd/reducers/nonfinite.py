@@ -18,11 +18,14 @@ class SkipState(NamedTuple):
         skipped: Steps that all workers skipped, int32 scalar.
         own: Steps in which this worker's own gradient was not finite, int32 scalar:
             tells which worker is at fault.
+        overflowed: Of the skipped steps those in which all gradients were finite, and
+            what became of them was not, int32 scalar.
     """
 
     inner: Any
     skipped: jax.Array
     own: jax.Array
+    overflowed: jax.Array
 
 
 def skips_steps(state: Any) -> bool:
@@ -64,17 +67,23 @@ def skip_nonfinite(
     """
 
     def init(params: Any) -> Any:
-        return SkipState(inner.init(params), jnp.int32(0), jnp.int32(0))
+        return SkipState(inner.init(params), *(jnp.int32(0) for _ in range(3)))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         out, new = inner.update(updates, state.inner, params)
-        fine = paths.finite(*jax.tree.leaves(updates))
-        bad = jnp.int32(~fine)
-        unusable = jnp.int32(~(fine & paths.finite(*jax.tree.leaves(out))))
-        good = comm.total(unusable) == 0
+        bad = jnp.int32(~paths.finite(*jax.tree.leaves(updates)))
+        unusable = jnp.int32(~paths.finite(*jax.tree.leaves(out)))
+        # More than W in all if a gradient is at fault.
+        votes = comm.total(jnp.where(bad, comm.world() + 1, unusable))
+        good = votes == 0
+        overflowed = ~good & (votes <= comm.world())
         out = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), out)
         kept = paths.keep_unless(good, new, state.inner)
-        skipped = state.skipped + jnp.int32(~good)
-        return out, SkipState(kept, skipped, state.own + bad)
+        return out, SkipState(
+            kept,
+            state.skipped + jnp.int32(~good),
+            state.own + bad,
+            state.overflowed + jnp.int32(overflowed),
+        )
 
     return optax.GradientTransformation(init, update)

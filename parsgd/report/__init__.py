@@ -28,7 +28,8 @@ class Paths(NamedTuple):
     page: Path
 
 
-FILES = ("table.csv", "table.parquet", "table.md", "figures", "index.html")
+TABLE = "table.parquet"
+FILES = ("table.csv", TABLE, "table.md", "figures", "index.html")
 
 
 def keep_aside(dirs: Sequence[str | Path], out: str | Path | None) -> Path | None:
@@ -46,7 +47,7 @@ def keep_aside(dirs: Sequence[str | Path], out: str | Path | None) -> Path | Non
     """
     folder = _folder(dirs, out)
     there = [folder / name for name in FILES if (folder / name).exists()]
-    if not there:
+    if folder / TABLE not in there:  # what else has these names may be the user's
         return None
     aside = free(folder / "before")
     try:
@@ -92,20 +93,14 @@ def build(
     dirs = [dirs] if isinstance(dirs, str | Path) else list(dirs)
     subject = study(results.load(dirs), target, sort)
     folder = _folder(dirs, out)
-    paths = Paths(
-        folder=folder,
-        csv=folder / "table.csv",
-        parquet=folder / "table.parquet",
-        markdown=folder / "table.md",
-        figures=(),
-        page=folder / "index.html",
-    )
+    csv, parquet, markdown, drawings, page = (folder / name for name in FILES)
+    paths = Paths(folder, csv, parquet, markdown, figures=(), page=page)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         results.write_csv(subject.table, paths.csv)
         results.write_parquet(subject.table, paths.parquet)
         results.write_markdown(subject.table, paths.markdown, subject.notes)
-        figures = draw(subject, folder / "figures")
+        figures = draw(subject, drawings)
         results.write_atomic(paths.page, render(subject))
     except OSError as error:
         raise UserError(

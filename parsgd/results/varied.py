@@ -260,6 +260,9 @@ def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
     return any(len(values) > 1 for values in within.values())
 
 
+OTHER = {"data_checksum": "other data", "code_checksum": "other code"}
+
+
 def _resumed(job: Job) -> str | None:
     """Of a run that went on as another: its numbers of workers, and what it was."""
     told = []
@@ -267,7 +270,8 @@ def _resumed(job: Job) -> str | None:
         counts = [*(count for count, _ in before), job.summary.get("workers")]
         told.append(f"{' -> '.join(map(str, counts))} workers")
     for values, step in job.summary.get("earlier_settings") or ():
-        told += [f"{key}={x} until step {step}" for key, x in values.items()]
+        named = [OTHER.get(key, f"{key}={x}") for key, x in values.items()]
+        told += [f"{name} until step {step}" for name in named]
     return ", ".join(told) or None
 
 

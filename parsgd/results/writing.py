@@ -78,7 +78,8 @@ def begin(
         with open(folder / METRICS, "wb"):
             pass
         if overrides is None:
-            (folder / OVERRIDES).unlink(missing_ok=True)
+            if (folder / CONFIG).exists():  # of a command that was here before
+                (folder / OVERRIDES).unlink(missing_ok=True)
         else:
             write_atomic(folder / OVERRIDES, yaml.safe_dump(plain(list(overrides))))
         write_atomic(folder / CONFIG, text)

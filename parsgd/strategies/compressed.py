@@ -14,15 +14,8 @@ import optax
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
-from parsgd.reducers import (
-    dense,
-    error_feedback,
-    idle,
-    is_chain,
-    local_momentum,
-    majority_vote,
-    works_dense,
-)
+from parsgd.reducers import error_feedback, local_momentum, majority_vote
+from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
 from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
 
@@ -49,7 +42,7 @@ def compressed_sgd(
         clip_before: Largest global norm of each worker's own gradient; None for any.
         clip_after: Largest global norm of the average; None for any.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
-            of one of them is not finite; residuals stay as they were in any case.
+            or update of one is not finite; residuals stay as they were in any case.
 
     Raises:
         ValueError: A negative ``start_step``, or a norm that is not positive; or, from
@@ -70,7 +63,10 @@ def compressed_sgd(
     )
     if start_step == 0:
         return compressed
-    working = works_dense(reducer)
+    try:
+        working = works_dense(reducer)
+    except Exception:  # it only takes its own model's parameters: see init
+        working = True
     # To clip, to tell who is at fault or for momentum, each must see its own gradient.
     own = working or skip_nonfinite or clip_before is not None
     first = data_parallel(
@@ -83,7 +79,8 @@ def compressed_sgd(
 
     def init(params: Any) -> Any:
         state = jax.eval_shape(reducer.init, params)
-        if not working and (has_momentum(state) or is_chain(state)):
+        more = has_momentum(state) or is_chain(state)
+        if (working or more) and not works_dense(reducer, params):
             raise ValueError(
                 f"start_step={start_step} with a reducer that does more than compress "
                 "(momentum, or a chain) and takes no dense=True: the dense steps would "
@@ -168,7 +165,7 @@ def ef_sign_sgd(
         bucket: Send all arrays as one, with one scale.
         min_size: Arrays of fewer entries are averaged as they are.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
-            of one of them is not finite.
+            or update of one is not finite.
 
     References:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression

@@ -32,7 +32,7 @@ def data_parallel(
             own gradient, see `parsgd.reducers.clip`; None for any.
         clip_after: Largest global norm of what comes out of it, the average.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
-            of one of them is not finite, see `parsgd.reducers.skip_nonfinite`.
+            or update of one is not finite, see `parsgd.reducers.skip_nonfinite`.
 
     Raises:
         UserError: What is no optax transformation.

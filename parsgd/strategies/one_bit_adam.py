@@ -185,7 +185,7 @@ def average(
         channel: How to compress and average.
         tree: This worker's ``float32`` arrays.
         nu: The variance; where it is 0 the average and the residual are 0 too, and
-            no level is a mean of such entries.
+            no level is a mean of such entries, but for levels per column.
         error: Residuals of the leaves that are compressed, by path.
         state: The exchange's state.
 

@@ -10,6 +10,9 @@ from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, s
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
 
+# Of which a checksum tells nothing but that they are others.
+OTHER = {"data_checksum": "other data", "code_checksum": "other code of your own"}
+
 
 def check_run(
     plan: Plan,
@@ -122,7 +125,10 @@ def refuse_done(step: int, changed: Mapping[str, Sequence[Any]]) -> None:
         FolderError: There are such.
     """
     if changed:
-        told = [f"{key}={new} (was {old})" for key, (old, new) in changed.items()]
+        told = [
+            OTHER.get(key, f"{key}={new} (was {old})")
+            for key, (old, new) in changed.items()
+        ]
         raise FolderError(
             f"all {step} steps are done, so none would be trained with "
             f"{', '.join(told)}: raise the budget (epochs, samples or rounds) to go on "

@@ -14,7 +14,7 @@ from parsgd.words import counted
 
 
 class Skipped:
-    """Names the workers whose gradients were not finite, since it was last asked.
+    """Tells of steps that were skipped, and by whose fault, since it was last asked.
 
     Args:
         placement: Where the workers are.
@@ -28,25 +28,34 @@ class Skipped:
     def lines(self, state: TrainState) -> list[str]:
         """A line for each worker at fault; every process must ask."""
         counts = self._counts(state)
-        new, self._before = counts - self._before, counts
-        return [
+        (own, overflowed), self._before = counts - self._before, counts
+        said = [
             f"worker {worker}: {counted(steps, 'step')} skipped, gradient not finite"
-            for worker, steps in enumerate(new.tolist())
+            for worker, steps in enumerate(own.tolist())
             if steps
         ]
+        if steps := overflowed.max(initial=0):
+            said.append(
+                f"{counted(int(steps), 'step')} skipped: the gradients were finite, "
+                "and their average or the step was not"
+            )
+        return said
 
     def _counts(self, state: TrainState) -> np.ndarray:
+        """Of each worker, ``[2, W]``: steps with a gradient at fault, and without."""
+
         def counting(node: Any) -> bool:
             return isinstance(node, SkipState)
 
         nodes = jax.tree.leaves(state.strategy, is_leaf=counting)
-        own = [node.own for node in nodes if counting(node)]
-        total = np.zeros(self._placement.workers, np.int64)
-        if own:
+        found = [(x.own, x.overflowed) for x in nodes if counting(x)]
+        total = np.zeros((2, self._placement.workers), np.int64)
+        if found:
             with cluster.together("counting the skipped steps"):
-                own = spmd.whole(own, self._placement)
-        for counts in own:
-            total += counts  # [W], or one number where there is one worker
+                found = spmd.whole(found, self._placement)
+        for both in found:
+            for row, counts in zip(total, both, strict=True):
+                row += counts  # [W], or one number where there is one worker
         return total
 
 
