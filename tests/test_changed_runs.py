@@ -315,7 +315,7 @@ def test_a_finished_row_of_a_sweep_keeps_its_settings(command, tmp_path):  # noq
     own.write_text(text.format(0.2))
     code, out, _ = command(*words)
     assert code == 1 and out.count("refused: sweep/") == 2
-    assert "sweep/1, whose files are another run's: all 22 steps are done" in out
+    assert "sweep/1: all 22 steps are done" in out
     assert not (tmp_path / "sweep" / ".refused").exists()
     assert before == [
         (tmp_path / "sweep" / s / "result.json").read_bytes() for s in "01"
