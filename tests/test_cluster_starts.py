@@ -88,6 +88,38 @@ def test_I11_a_port_of_slurm_that_is_busy_can_be_changed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores",
+)
+def test_processes_may_have_unlike_machines(tmp_path):
+    """One has a core less, and so would have a device less."""
+    where, both = free_address(), []
+    usable = sorted(os.sched_getaffinity(0))
+    words = ("train", *SHORT, "strategy=local_sgd", "workers=2", "hydra.run.dir=run")
+    words += ("checkpoint.rounds=5", "cluster=manual", "cluster.processes=2")
+    for process, cores in enumerate((usable[:2], usable[:1])):
+        manual = (f"cluster.coordinator={where}", f"cluster.process={process}")
+        os.sched_setaffinity(0, cores)  # it inherits this thread's
+        both.append(parsgd(*words, *manual, cwd=tmp_path))
+        os.sched_setaffinity(0, usable)
+    ends = [finished(process) for process in both]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+
+
+@pytest.mark.slow
+def test_processes_with_unlike_devices_are_refused(tmp_path):
+    where, both = free_address(), []
+    words = ("train", *SHORT, "workers=2", "cluster=manual", "cluster.processes=2")
+    for process in range(2):
+        manual = (f"cluster.coordinator={where}", f"cluster.process={process}")
+        env = os.environ | {"JAX_NUM_CPU_DEVICES": str(2 + process)}
+        both.append(parsgd(*words, *manual, cwd=tmp_path, env=env))
+    (code, _, err), _ = [finished(process) for process in both]
+    assert code == 2 and "the processes have 2, 3 devices" in err, err
+
+
+@pytest.mark.slow
 def test_processes_of_two_machines_say_where_they_meet(tmp_path):
     ends = two_by_hand(tmp_path, *SHORT, "workers=2")
     (code, out, _), (other_code, other_out, _) = ends

@@ -145,6 +145,23 @@ def test_nnx_module_with_several_streams_draws_from_each():
     assert state == {} and not np.array_equal(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_what_an_nnx_module_sows_is_no_state():
+    class Watched(nnx.Module):
+        def __init__(self, rngs):
+            self.out = nnx.Linear(64, 3, rngs=rngs)
+
+        def __call__(self, x):
+            x = self.out(jnp.ones((x.shape[0], 64)))
+            self.sow(nnx.Intermediate, "h", x)
+            return x
+
+    model = as_model(Watched)
+    params, state = model.init(KEY, X)
+    _, after = model.apply(params, state, X, key=KEY, train=True)
+    assert state == after == {} and params.keys() == {"out"}
+
+
 def test_linen_module_with_its_own_stream_and_collection():
     class Counter(nn.Module):
         @nn.compact

@@ -209,6 +209,14 @@ def test_own_output_folder_in_the_config_does_not_split_seeds(tmp_path):
     assert results.table(results.load(tmp_path))["n"].to_list() == [2]
 
 
+def test_files_beside_the_output_folder_tell_runs_apart(tmp_path):
+    """Whose names only begin as that of the folder does."""
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        write_job(folder, [line(0, 0.1)], seed=seed, path=f"{folder}.csv")
+    assert results.table(results.load(tmp_path))["n"].to_list() == [1, 1]
+
+
 def test_repeated_seed_is_not_counted_twice(tmp_path):
     write_job(tmp_path / "0", [line(0, 0.5)], status="failed")
     write_job(tmp_path / "1", [line(0, 0.6)])

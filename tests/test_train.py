@@ -8,6 +8,8 @@ import pytest
 from tiny import scalar, tiny
 
 import parsgd
+from parsgd.training.engine import Engine
+from parsgd.training.evaluate import evaluator
 
 
 def test_C1_C6_rounds_and_the_last_short_one():
@@ -266,6 +268,36 @@ def test_I6_the_users_own_parameters_stay_usable(kind):
         np.testing.assert_array_equal(a, before)
         np.testing.assert_array_equal(b, c)
         assert (np.asarray(b) != d).any()
+
+
+def test_F5_metrics_of_half_precision_are_added_in_float32():
+    """1,937 of 2,000 in bfloat16 are 1,936, and 2,000 x 40 leave float16."""
+    task = scalar(np.ones(2000))
+    many = {
+        "loss": jnp.full(2000, 40.0, jnp.float16),
+        "accuracy": (jnp.arange(2000) < 1937).astype(jnp.bfloat16),
+    }
+    task = task._replace(metrics=lambda params, model, batch: many)
+    found = evaluator(task, task.data.test)({}, {})
+    assert found == {"loss": 40.0, "accuracy": 1937 / 2000}
+
+
+@pytest.mark.parametrize(("local_steps", "rehearsed"), [(2, 1), (65, 0)])
+def test_a_long_round_is_not_rehearsed(local_steps, rehearsed, monkeypatch):
+    compiled, rounds = Engine._compile, []
+
+    def counting(self, fn, shared_in, shared_out, args, name, donate=()):
+        program = compiled(self, fn, shared_in, shared_out, args, name, donate)
+        if name != "round":
+            return program
+        return lambda *args: rounds.append(int(args[-1][0])) or program(*args)
+
+    monkeypatch.setattr(Engine, "_compile", counting)
+    parsgd.fit(
+        tiny(), parsgd.local_sgd(optax.sgd(0.1)), worker_batch=4, rounds=2,
+        local_steps=local_steps, evaluations=1,
+    )  # fmt: skip
+    assert rounds[0] == rehearsed and sum(rounds[1:]) == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

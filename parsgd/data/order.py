@@ -25,6 +25,7 @@ from parsgd.errors import UserError
 from parsgd.words import counted
 
 LARGEST_SEED = 2**32 - 1
+MANY = 1 << 20  # examples of which few permutations are kept
 Tail = Literal["drop", "weight"]
 
 
@@ -252,15 +253,21 @@ def shared_batch(global_batch: int, workers: int) -> int:
     return global_batch // workers
 
 
-# A dispatch of several rounds and the next one ask for the same few epochs.
-@functools.lru_cache(maxsize=16)
 def _permutation(examples: int, seed: int, *key: int) -> np.ndarray:
+    return (_few if examples > MANY else _several)(examples, seed, *key)
+
+
+def _drawn(examples: int, seed: int, *key: int) -> np.ndarray:
     stream = np.random.SeedSequence(seed, spawn_key=key)
     order = np.random.Generator(np.random.Philox(stream)).permutation(
         np.arange(examples, dtype=np.int32)
     )
     order.setflags(write=False)
     return order
+
+
+# A dispatch of several rounds and the next one ask for the same few epochs.
+_several, _few = (functools.lru_cache(maxsize=n)(_drawn) for n in (16, 2))
 
 
 def _advice(order: Order) -> str:

@@ -51,8 +51,11 @@ def from_arrays(
             axis = 0 if x_train.ndim == 2 else None
             mean = x_train.mean(axis=axis, dtype=np.float64)
             std = x_train.std(axis=axis, dtype=np.float64)
-            # A constant column carries nothing: it becomes 0, not 0 / 0.
-            std = np.where(std > 0, std, 1.0)
+            # A constant column carries nothing: it becomes 0, not 0 / 0, nor what
+            # rounding its mean leaves.
+            least, most = x_train.min(axis=axis), x_train.max(axis=axis)
+            mean = np.where(least == most, least, mean)
+            std = np.where(least == most, 1.0, std)
             x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     return shared(

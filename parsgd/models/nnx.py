@@ -12,6 +12,9 @@ from flax import nnx
 from parsgd.errors import UserError
 from parsgd.models.base import Model, mode_keywords
 
+# What a call sows is for those who look at it, and no state.
+KINDS = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
+
 
 def is_nnx_module(module: Any) -> bool:
     """Whether ``module`` is an nnx module that was built already."""
@@ -38,7 +41,7 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
                 f"model: {factory!r} returned {type(module).__name__}, not a flax nnx "
                 "module: pass a callable from nnx.Rngs to a module."
             )
-        return nnx.split(module, nnx.Param, nnx.RngState, ...)
+        return nnx.split(module, *KINDS)
 
     @functools.cache
     def blueprint():
@@ -47,22 +50,23 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
 
     def init(key, x):
         del x
-        _, params, _, rest = build(key)
+        _, params, _, _, rest = build(key)
         return nnx.to_pure_dict(params), nnx.to_pure_dict(rest)
 
     def apply(params, model_state, x, *, key, train):
-        graph, param_slots, streams, rest_slots = blueprint()
+        graph, param_slots, streams, sown, rest_slots = blueprint()
         module = nnx.merge(
             graph,
             _filled(param_slots, params),
             _seeded(streams, jax.random.key(0) if key is None else key),
+            sown,
             _filled(rest_slots, model_state),
         )
         module.train() if train else module.eval()
         logits = module(x, **mode_keywords(type(module).__call__, train=train))
         if not train:
             return logits, model_state
-        _, _, rest = nnx.state(module, nnx.Param, nnx.RngState, ...)
+        _, _, _, rest = nnx.state(module, *KINDS)
         return logits, nnx.to_pure_dict(rest)
 
     return Model(init, apply)

@@ -108,12 +108,17 @@ def want_cpu_devices(count: int) -> None:
         return
 
 
+def cores_of_each() -> int:
+    """The cores that every process may use, for as many devices: JAX counts on that."""
+    return min(map(int, cluster.exchange("cores", str(len(cores.usable())))))
+
+
 def prepare(devices: int | Sequence[int] | None) -> None:
     """Make the CPU devices that this run or a later one may want.
 
     One for each core, or as many as asked for; called before the backend starts.
     """
-    want_cpu_devices(max([len(cores.usable()), *(i + 1 for i in _indices(devices))]))
+    want_cpu_devices(max([cores_of_each(), *(i + 1 for i in _indices(devices))]))
 
 
 def better_in_turn(
@@ -252,6 +257,13 @@ def _over_processes(
             f"or start {counted(_largest_divisor(workers, count), 'process')}"
         )
     each = workers // count
+    there = [sum(d.process_index == i for d in jax.devices()) for i in range(count)]
+    if len({*there}) > 1:
+        raise UserError(
+            f"the processes have {', '.join(map(str, there))} devices, and each must "
+            "have as many: show each the same number of GPUs (CUDA_VISIBLE_DEVICES), "
+            "on CPU leave JAX_NUM_CPU_DEVICES out or set it alike"
+        )
     if devices is not None:
         own, reason = len(found), "devices as asked"
         if each % own:

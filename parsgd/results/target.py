@@ -75,6 +75,7 @@ def _default(groups: Sequence[Group]) -> Target:
         return Target(float(first), "the target_accuracy of every config")
     best = max((_best(job) for job in jobs), default=0.0)
     value = round(SHARE * best, 3)
+    value = value if value <= best else SHARE * best  # of tiny ones
     if value <= 0:
         return Target(None, "no test accuracy was measured")
     untrained = [x for job in jobs for x in _accuracies(job, trained=False)]

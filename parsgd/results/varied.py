@@ -195,8 +195,13 @@ def _settings(job: Job) -> dict[str, Any]:
         said["reducer"] = config["feedback"]
     flat = leaves({key: _unrepeated(value, said) for key, value in config.items()})
     # A config may name its own output folder, which differs for every seed.
-    folder = str(job.folder.resolve())
-    return {key: value for key, value in flat.items() if folder not in str(value)}
+    folder = job.folder.resolve()
+    return {key: value for key, value in flat.items() if not _inside(value, folder)}
+
+
+def _inside(value: Any, folder: Path) -> bool:
+    """Whether a value is a path of this folder, or of what is in it."""
+    return isinstance(value, str) and folder in (Path(value), *Path(value).parents)
 
 
 def is_seed(key: str) -> bool:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import multihost_utils
 
 from parsgd import cluster, comm, traffic
 from parsgd.core import Params, Phase, State, TrainState, mean_readout
@@ -18,6 +17,7 @@ from parsgd.errors import UserError, stage
 from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement, place, prepare
+from parsgd.placement.first import of_the_first
 from parsgd.tasks import Task
 from parsgd.training.evaluate import all_finite
 from parsgd.training.shards import OnDevices
@@ -26,6 +26,7 @@ from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
+REHEARSAL_STEPS = 64  # of a round; a longer one may be a large part of the run
 REHEARSAL_BYTES = 1 << 28  # a larger state is not copied for the sake of timing
 
 
@@ -121,7 +122,7 @@ class Engine:
         if self.placement.processes > 1:
             # A model of the user's own may start from what differs between them.
             with cluster.together("the initial parameters"):
-                params, model = multihost_utils.broadcast_one_to_all((params, model))
+                params, model = of_the_first((params, model), self.placement)
         same = (True, True, True)
         args = spmd.put((params, model, run_key), self.placement, same)
         run = self._compile(self.worker.init, same, self.shared, args, "init")
@@ -171,7 +172,7 @@ class Engine:
                 donate=(0,),
             )
             if not self.worker.observed:
-                self._rehearse(self._programs[key], args)
+                self._rehearse(self._programs[key], args, index.shape[2])
         jax.block_until_ready(args)
         with cluster.together(f"the {count} rounds of phase {phase}"):
             start = time.perf_counter()
@@ -190,20 +191,20 @@ class Engine:
         """
         if self.placement.processes == 1:
             return value
-        with cluster.together("agreeing on a measurement"):
-            # As two integers: JAX would round a 64-bit number to 32.
-            parts = np.array([value], np.float64).view(np.uint32)
-            parts = np.asarray(multihost_utils.broadcast_one_to_all(parts))
-            return float(parts.view(np.float64)[0])
+        return float.fromhex(cluster.agree("measurement", float(value).hex()))
 
-    def _rehearse(self, program: Any, args: tuple) -> None:
-        """Run one round on a copy: what only a first call pays is not training time."""
+    def _rehearse(self, program: Any, args: tuple, local_steps: int) -> None:
+        """Run a round on a copy: what only a first call pays is not training time.
+
+        Or none, where a round is long.
+        """
         state = args[0]
         size = sum(x.nbytes for x in jax.tree.leaves(state))
         if size <= REHEARSAL_BYTES and self.placement.kind != "debug":
             start = time.perf_counter()
             copy = spmd.put(jax.tree.map(jnp.copy, state), self.placement, self.shared)
-            one = spmd.put((jnp.int32(1), jnp.int32(-1)), self.placement, (True, True))
+            todo = jnp.int32(local_steps <= REHEARSAL_STEPS)
+            one = spmd.put((todo, jnp.int32(-1)), self.placement, (True, True))
             with cluster.together("the first round"):
                 jax.block_until_ready(program(copy, *args[1:-1], one))
             self.compile_seconds += time.perf_counter() - start

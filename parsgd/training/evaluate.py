@@ -60,7 +60,9 @@ def evaluator(
         x, y, weight = chunk
         values = task.metrics(params, model, Batch(x, y))
         # where, not a product: a non-finite metric of a padding row must not count.
-        return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in values.items()}
+        # In float32: sums of half-precision metrics would lose, or overflow.
+        wide = {k: v.astype(jnp.float32) for k, v in values.items()}
+        return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in wide.items()}
 
     def evaluate(params: Any, model: Any) -> dict[str, float]:
         if devices:
