@@ -119,7 +119,7 @@ def test_a_report_without_any_result_says_so(command, tmp_path):  # noqa: F811
     assert code == 0
     assert out.splitlines() == [
         "no job has a result, so there is no table: 3 failed of 3",
-        "failed: sweep/0 (and 1 more): no memory",
+        "failed: sweep/0 (and 1 more: 1): no memory",
         "failed: sweep/2: no file",
     ]
     fake_job(tmp_path / "sweep/3", seed=3)

@@ -195,7 +195,7 @@ def test_what_follows_from_the_tables_is_computed_with_them(bench, store):
     store["cells"] |= {f"more {i}": cell for i, cell in enumerate(more)}
     expected = (
         f"| mlp_258k, 4 | 1gbit | {0.008 / ideal:.2f} | 0.62 | 0.50-1.50 "
-        "| one_bit_sgd, 0.6 s | 0.88 s |"
+        "| one_bit_sgd 0.6 s | 0.88 s |"
     )
     assert bench.summary(store).splitlines()[2:] == [expected]
 
