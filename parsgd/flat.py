@@ -8,6 +8,9 @@ ABSENT = "absent"  # in place of a value, where there is no such key
 OWN = ("debug", "cluster")  # of one command, or even of one of its processes
 UNSTORED = (*OWN, "checkpoint")
 
+# Of a checksum nothing is told but that it is another.
+OTHER = {"data_checksum": "other data", "code_checksum": "other code of your own"}
+
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested config as one dict; lists and groups of nothing are leaves.

@@ -206,8 +206,7 @@ def fit(
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
             history: list[Record] = []
-            if resumed:
-                meta = resumed.meta
+            if meta:
                 history, workers_before = meta["history"], was["earlier_workers"]
                 counts = meta["counts"]
                 meter.resume(meta["round"], meta["step"], counts, workers_before)

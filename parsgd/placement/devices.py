@@ -110,7 +110,7 @@ def want_cpu_devices(count: int) -> None:
 
 def cores_of_each() -> int:
     """The cores that every process may use, for as many devices: JAX counts on that."""
-    return min(map(int, cluster.exchange("cores", str(len(cores.usable())))))
+    return min(map(int, cluster.exchange("usable cores", str(len(cores.usable())))))
 
 
 def prepare(devices: int | Sequence[int] | None) -> None:

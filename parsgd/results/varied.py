@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parsgd.flat import UNSTORED, leaves, under
+from parsgd.flat import OTHER, UNSTORED, leaves, under
 from parsgd.results.reading import Job
 
 # Settings with a column of their own, and how a label spells them.
@@ -263,9 +263,6 @@ def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
     for config, strategy in zip(configs, strategies, strict=True):
         within.setdefault(strategy, set()).add(str(config.get(key)))
     return any(len(values) > 1 for values in within.values())
-
-
-OTHER = {"data_checksum": "other data", "code_checksum": "other code"}
 
 
 def _resumed(job: Job) -> str | None:

@@ -7,11 +7,9 @@ import jax
 
 from parsgd.core import Phase, TrainState, no_sync
 from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, stage
+from parsgd.flat import OTHER
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
-
-# Of which a checksum tells nothing but that they are others.
-OTHER = {"data_checksum": "other data", "code_checksum": "other code of your own"}
 
 
 def check_run(
