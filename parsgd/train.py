@@ -213,7 +213,7 @@ def fit(
             summary = {key: facts[key] for key in TOLD}
             summary |= {"planned_steps": plan.steps} | was | meter.summary()
             said = [
-                *plan.describe(),
+                *plan.describe(sum(part.rounds for part in parts)),
                 engine.describe(),
                 *meter.cautions(),
                 *keeper.lines,

@@ -19,7 +19,7 @@ def test_C8_the_policy_for_momentum_is_said(policy):
 
 def test_one_is_singular():
     assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
-    (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe()
+    (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe(1)
     assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")
 
 

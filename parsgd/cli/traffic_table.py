@@ -34,13 +34,15 @@ def show(built: Built, console: Console | None = None) -> None:
         micro_batches=built.arguments["micro_batches"],
     )
     size = decimal(engine.parameter_bytes)
-    for line in (*plan.describe(), f"{engine.parameters:,} parameters, {size}"):
+    parts = segments(plan, schedule)
+    said = plan.describe(sum(part.rounds for part in parts))
+    for line in (*said, f"{engine.parameters:,} parameters, {size}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # What a round of a phase usually is: its last one may be shorter.
     usual: dict[int, Segment] = {}
     sent = 0.0
     told: dict[str, Leaf] = {}
-    for part in segments(plan, schedule):
+    for part in parts:
         sent += part.rounds * engine.traffic(part.phase, part.local_steps).bytes
         if part.phase not in usual or part.steps > usual[part.phase].steps:
             usual[part.phase] = part

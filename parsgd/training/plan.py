@@ -98,8 +98,12 @@ class Plan(NamedTuple):
         epochs, rest = divmod(samples, order.samples_per_epoch)
         return epochs * order.steps_per_epoch + -(-rest // order.global_batch)
 
-    def describe(self) -> list[str]:
-        """Lines for the start of a run: sizes and what becomes of partial batches."""
+    def describe(self, rounds: int) -> list[str]:
+        """Lines for the start of a run: sizes and what becomes of partial batches.
+
+        Args:
+            rounds: That the run has; its phases may have other local steps.
+        """
         order = self.order
         lines = [
             f"{counted(order.workers, 'worker')} x worker_batch {order.worker_batch} = "
@@ -111,7 +115,7 @@ class Plan(NamedTuple):
         ]
         if order.fixed:
             lines.append(describe_shards(order.starts, order.label_skew))
-        if self.local_steps > self.steps:
+        if self.local_steps > self.steps and rounds == 1:
             lines.append(
                 f"warning: local_steps={self.local_steps} exceeds the run's "
                 f"{self.steps} steps, so workers synchronise once, at the end"
