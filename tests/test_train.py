@@ -282,6 +282,24 @@ def test_F5_metrics_of_half_precision_are_added_in_float32():
     assert found == {"loss": 40.0, "accuracy": 1937 / 2000}
 
 
+def test_F5_evaluation_takes_fewer_rows_where_2000_need_too_much_memory(monkeypatch):
+    rows = np.arange(2000)
+    task, seen = scalar(rows), []
+
+    def metrics(params, model, batch):
+        seen.append(len(batch.x))
+        wide = jnp.sort(jnp.outer(jnp.float32(batch.y) + params, jnp.ones(4096)), 1)
+        return {"loss": wide.max(axis=1)}
+
+    task = task._replace(metrics=metrics)
+    split = task.data.train._replace(y=rows)
+    monkeypatch.setattr("parsgd.training.evaluate.MEMORY", 2**20)
+    found = evaluator(task, split)(jnp.float32(0.0), {})
+    assert found["loss"] == 999.5
+    assert seen[0] == 2000 and seen[-1] * 4096 * 4 <= 2**20
+    assert seen[-1] > 8  # and not one after the other
+
+
 @pytest.mark.parametrize(("local_steps", "rehearsed"), [(2, 1), (65, 0)])
 def test_a_long_round_is_not_rehearsed(local_steps, rehearsed, monkeypatch):
     compiled, rounds = Engine._compile, []

@@ -13,6 +13,7 @@ from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
 
 CHUNK = 2000
+MEMORY = 2**30
 
 
 def evaluator(
@@ -26,7 +27,9 @@ def evaluator(
     """A function ``(params, model_state) -> {metric: mean over the split's examples}``.
 
     Every example counts once, whatever the chunk size: metrics are summed with weight 0
-    on padding and divided by the number of examples.
+    on padding and divided by the number of examples. Chunks are of about CHUNK rows a
+    device, or of as many as the compiler says need no more than MEMORY bytes of
+    activations: a language model with a long context has gigabytes for 2,000 rows.
 
     Args:
         task: Whose ``metrics`` are averaged.
@@ -46,14 +49,16 @@ def evaluator(
         mesh = Mesh(np.array(devices), ("rows",))
         rows_to = NamedSharding(mesh, PartitionSpec("rows"))
         model_to = NamedSharding(mesh, PartitionSpec())
-    # Equal chunks of about CHUNK rows a device: one program, little padding.
-    pieces = -(-count // (CHUNK * parts))
-    size = -(-count // (pieces * parts)) * parts
-    chunks = []
-    for start in range(0, count, size):
-        rows = np.minimum(np.arange(start, start + size), count - 1)
-        weight = (np.arange(start, start + size) < count).astype(np.float32)
-        chunks.append(jax.device_put((x[rows], y[rows], weight), rows_to))
+
+    def pieces(most: int) -> list[Any]:
+        # Equal chunks of at most so many rows a device: one program, little padding.
+        size = -(-count // (-(-count // (most * parts)) * parts)) * parts
+        chunks = []
+        for start in range(0, count, size):
+            rows = np.minimum(np.arange(start, start + size), count - 1)
+            weight = (np.arange(start, start + size) < count).astype(np.float32)
+            chunks.append(jax.device_put((x[rows], y[rows], weight), rows_to))
+        return chunks
 
     @jax.jit
     def sums(params, model, chunk):
@@ -64,10 +69,29 @@ def evaluator(
         wide = {k: v.astype(jnp.float32) for k, v in values.items()}
         return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in wide.items()}
 
+    chunks = pieces(CHUNK)
+    programs: dict[Any, Any] = {}
+
+    def fitting(params: Any, model: Any) -> Any:
+        nonlocal chunks
+        while True:
+            program = sums.lower(params, model, chunks[0]).compile()
+            memory = program.memory_analysis()
+            need = memory.temp_size_in_bytes if memory is not None else 0
+            rows = len(chunks[0][2]) // parts
+            if need <= MEMORY or rows == 1:
+                return program
+            chunks = pieces(max(1, min(rows - 1, rows * MEMORY // need)))
+
     def evaluate(params: Any, model: Any) -> dict[str, float]:
         if devices:
             params, model = jax.device_put((params, model), model_to)
-        found = [sums(params, model, chunk) for chunk in chunks]
+        leaves, treedef = jax.tree.flatten((params, model))
+        kind = treedef, tuple((x.shape, x.dtype) for x in leaves)
+        if kind not in programs:
+            programs.clear()  # chunks may get another size
+            programs[kind] = fitting(params, model)
+        found = [programs[kind](params, model, chunk) for chunk in chunks]
         return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate
