@@ -1,5 +1,6 @@
 """JAX's backend: importing does not start it, and devices are made before it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,18 @@ def test_I1_devices_from_a_script_and_too_late():
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout
     assert out.startswith("5\n") and "jax_num_cpu_devices', 6" in out
+
+
+def test_I1_devices_that_XLA_FLAGS_asks_for():
+    code = (
+        "import parsgd, optax, jax;"
+        "task = parsgd.digits(parsgd.models.MLP(features=[4]));"
+        "parsgd.fit(task, parsgd.sync_sgd(optax.sgd(.1)), worker_batch=4, rounds=2);"
+        "print(len(jax.devices()))"
+    )
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=9"}
+    out = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+        env=os.environ | flags,
+    ).stdout  # fmt: skip
+    assert out == "9\n"

@@ -17,8 +17,9 @@ from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
-from parsgd.placement.devices import better_in_turn, place
+from parsgd.placement.devices import place
 from parsgd.training.engine import Engine
+from parsgd.training.turns import better_in_turn
 
 ROWS = ZOO | MORE_ROWS
 

@@ -37,7 +37,7 @@ from parsgd.cli.sweep_folder import (
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
 from parsgd.errors import UserError
-from parsgd.placement.devices import cores_of_each, want_cpu_devices
+from parsgd.placement.devices import cpu_devices_of_each, want_cpu_devices
 from parsgd.words import counted
 
 _folders: list[Path] = []
@@ -210,7 +210,7 @@ def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
     Their number is fixed once JAX has started, so the first job of a sweep must have
     as many as the last. What is no count or list is reported by the job that has it.
     """
-    needed = [cores_of_each()]
+    needed = [cpu_devices_of_each()]
     for value in wanted:
         numbers = list(value) if isinstance(value, Sequence) else [value]
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)

@@ -16,7 +16,9 @@ what that is. Synchronous SGD on 256 simulated workers keeps one copy of the par
 one-bit SGD one copy and 256 residuals, with no help from the algorithm.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,13 +30,6 @@ from parsgd.comm import DEVICES
 from parsgd.errors import UserError
 from parsgd.words import counted
 
-# Rules of thumb for `better_in_turn`, from timings on a 2-core AMD EPYC (2 x 1 MiB L2,
-# 32 MiB L3), of which no record was kept, when lanes did not write in place: speed
-# depends on them, results do not.
-LANE_CACHE_BYTES = 7 << 20  # all lanes' own state, one device of several
-LANE_CACHE_BYTES_ALONE = 4 * LANE_CACHE_BYTES  # the same where there is one device
-LANE_BYTES_BEYOND_CACHE = 16 << 20  # one lane's own state: alone it does not fit either
-LARGE_STEP_FLOPS = 1e8  # of one worker's gradient
 MOST_CPU_DEVICES = 1024  # not measured: more than cores, and where mistakes begin
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
@@ -108,9 +103,15 @@ def want_cpu_devices(count: int) -> None:
         return
 
 
-def cores_of_each() -> int:
-    """The cores that every process may use, for as many devices: JAX counts on that."""
-    return min(map(int, cluster.exchange("usable cores", str(len(cores.usable())))))
+def cpu_devices_of_each() -> int:
+    """How many CPU devices every process makes unasked, for JAX counts on equal ones.
+
+    One for each core that it may use, or as many as ``XLA_FLAGS`` has.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
+    own = max([len(cores.usable()), *map(int, asked)])
+    return min(map(int, cluster.exchange("CPU devices", str(own))))
 
 
 def prepare(devices: int | Sequence[int] | None) -> None:
@@ -118,29 +119,7 @@ def prepare(devices: int | Sequence[int] | None) -> None:
 
     One for each core, or as many as asked for; called before the backend starts.
     """
-    want_cpu_devices(max([cores_of_each(), *(i + 1 for i in _indices(devices))]))
-
-
-def better_in_turn(
-    placement: Placement, *, lane_bytes: int, step_flops: Callable[[], float]
-) -> bool:
-    """Whether lanes had better run their local steps one after the other.
-
-    On CPU they had where lanes that run together fall out of the cache, or where a
-    worker's large step fills the cores by itself. On one device small lanes share the
-    cores better together, and a state that is too large even alone gains nothing from
-    its turn but is copied for it. The thresholds are rough.
-
-    Args:
-        placement: Where the workers are.
-        lane_bytes: What one worker has for itself.
-        step_flops: Operations of one worker's gradient; called if it matters.
-    """
-    if placement.devices[0].platform != "cpu" or lane_bytes > LANE_BYTES_BEYOND_CACHE:
-        return False
-    alone = len(placement.devices) == 1
-    cache = LANE_CACHE_BYTES_ALONE if alone else LANE_CACHE_BYTES
-    return lane_bytes * placement.lanes >= cache or step_flops() >= LARGE_STEP_FLOPS
+    want_cpu_devices(max([cpu_devices_of_each(), *(i + 1 for i in _indices(devices))]))
 
 
 def _indices(devices: int | Sequence[int] | None) -> list[int]:
