@@ -17,9 +17,9 @@ from parsgd.words import decimals, number
 log = logging.getLogger(__name__)
 
 MORE = (
-    "; more than without compression: codes that are gathered send W - 1 payloads, so "
-    "use fewer workers, a code that is summed, such as compressor=fp16, or "
-    "two_sided=true where the strategy or its feedback has it"
+    "; more than without compression: a code that is gathered sends W - 1 payloads, so "
+    "use fewer workers, a code of fewer bits, one that is summed (compressor=fp16, but "
+    "not under feedback=ef21), or two_sided=true where strategy or feedback has it"
 )
 
 

@@ -116,9 +116,10 @@ def dynamic_tree_8bit(v, block):
     return q
 
 
-def scaled_sign(v, zero):
+def scaled_sign(v, zero, norm="l1"):
     sign = np.where(v == 0, 1 if zero == "positive" else -1, np.sign(v))
-    return np.abs(v).mean() * sign
+    size = np.abs(v).mean() if norm == "l1" else np.sqrt(np.square(v).mean())
+    return size * sign
 
 
 def rounded(v, precision, smallest, largest):

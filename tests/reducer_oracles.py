@@ -117,8 +117,9 @@ class OneBitAllReduce:
     or each of its columns. The last stripes may be narrower, or nothing.
     """
 
-    def __init__(self, shape, workers, *, by_column=False):
+    def __init__(self, shape, workers, *, by_column=False, norm2=False):
         self.workers, self.shape, self.by_column = workers, shape, by_column
+        self.norm2 = norm2
         self.rows = int(np.prod(shape[:-1]))
         self.width = -(-shape[-1] // workers)
         self.errors = [np.zeros(shape) for _ in range(workers)]
@@ -134,6 +135,9 @@ class OneBitAllReduce:
 
     def _signs(self, v, live):
         q = np.zeros_like(v)
+        if self.norm2:  # of the live entries, kept by their signs
+            size = np.sqrt(np.square(v[live]).sum() / max(live.sum(), 1))
+            return np.where(live, np.where(v >= 0, size, -size), 0)
         for mask in (live & (v >= 0), live & (v < 0)):
             if mask.any():
                 q[mask] = v[mask].mean()

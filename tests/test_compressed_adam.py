@@ -1,5 +1,7 @@
 """1-bit Adam, 0/1 Adam and DGC's phases, against their oracles."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -8,7 +10,7 @@ import reducer_oracles as oracles
 from test_placements import engine
 from test_strategies import problem, simulate
 
-from parsgd.compressors import one_bit, scaled_sign
+from parsgd.compressors import one_bit, random_k, scaled_sign, sign, terngrad
 from parsgd.strategies import dgc_sgd, one_bit_adam, sync_sgd, zero_one_adam
 
 RATES = [0.05 / (1 + 0.2 * t) for t in range(20)]
@@ -55,6 +57,34 @@ def test_one_bit_adam_follows_its_oracle(workers, correct, dead):
     )  # fmt: skip
     for got, want in zip(ours, theirs, strict=True):
         close(got, want)
+
+
+def test_one_bit_adam_with_its_papers_code_follows_its_oracle():
+    x, c = problem(3, 12)
+    without_gradient(x, c, 1)
+    ours = simulate(
+        one_bit_adam(
+            rate, **MOMENTS, warmup_steps=4, compressor=scaled_sign(norm="l2")
+        ),
+        x, c, workers=3, h=1, optimizer_steps=12,
+    )  # fmt: skip
+    theirs = oracles.one_bit_adam(
+        wide(x), gradient(wide(c)), workers=3, steps=12, rates=RATES, freeze=4,
+        correct=False, exchange=functools.partial(oracles.OneBitAllReduce, norm2=True),
+        **MOMENTS,
+    )  # fmt: skip
+    for got, want in zip(ours, theirs, strict=True):
+        close(got, want)
+
+
+@pytest.mark.parametrize("code", [sign(), terngrad(), random_k(scaled=True)])
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_B16_codes_whose_residual_would_grow_are_refused(code, two_sided):
+    options = {"compressor": code, "two_sided": two_sided}
+    with pytest.raises(ValueError, match=r"one_bit_adam with .*grow without bound"):
+        one_bit_adam(0.1, warmup_steps=1, **options)
+    with pytest.raises(ValueError, match=r"zero_one_adam with .*grow without bound"):
+        zero_one_adam(0.1, kappa=2, freeze_step=6, double_steps=2, **options)
 
 
 @pytest.mark.parametrize("dead", [0, 2])

@@ -13,10 +13,10 @@ from tiny import FEATURES, tiny
 
 import parsgd
 from parsgd import compressors, reducers
+from parsgd.compressors.checked import SHRINKING
 from parsgd.config.choices import choices, conf_dir
 from parsgd.config.messages import explain, is_mistake
 from parsgd.errors import UserError
-from parsgd.reducers.feedback import SHRINKING
 
 CODES = choices(conf_dir())["compressor"]
 FEEDBACK = choices(conf_dir())["feedback"]

@@ -20,16 +20,16 @@ def gradients(workers):
     return {"b": all_votes[:, :3], "w": all_votes[:, 2:].reshape(workers, -1, 2)}
 
 
-def counted(votes, tie):
-    """A zero, also a negative one, is a vote for +1."""
-    ayes = (votes >= 0).sum(0)
+def counted(votes, tie, zero="positive"):
+    """A zero, also a negative one, is a vote as ``zero`` says."""
+    ayes = ((votes > 0) | ((votes == 0) & (zero == "positive"))).sum(0)
     noes = len(votes) - ayes
     even = {"positive": 1.0, "zero": 0.0}[tie]
     return np.where(ayes > noes, 1.0, np.where(ayes < noes, -1.0, even))
 
 
-def voted(place, tie, votes):
-    reducer = majority_vote(tie=tie)
+def voted(place, tie, votes, zero="positive"):
+    reducer = majority_vote(tie=tie, zero=zero)
 
     def worker(grads):
         return reducer.update(grads, reducer.init(grads))[0]
@@ -37,21 +37,31 @@ def voted(place, tie, votes):
     return over(worker, place, votes)
 
 
+@pytest.mark.parametrize("zero", ["positive", "negative"])
 @pytest.mark.parametrize("tie", ["positive", "zero"])
 @pytest.mark.parametrize(
     "place",
     [*(("vmap", 1, w) for w in (1, 2, 3, 4, 5)), ("shard_map", 2, 2)],
     ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}",
 )
-def test_every_combination_of_votes_is_decided_as_counted(place, tie):
+def test_every_combination_of_votes_is_decided_as_counted(place, tie, zero):
     workers = place[1] * place[2]
     votes = gradients(workers)
-    outs = voted(place, tie, votes)
+    outs = voted(place, tie, votes, zero)
     for k, v in votes.items():
         for own in outs[k]:
-            np.testing.assert_array_equal(own, counted(v, tie))
+            np.testing.assert_array_equal(own, counted(v, tie, zero))
     ties = sum((own == 0).any() for own in outs.values())
     assert (ties > 0) == (tie == "zero" and workers % 2 == 0)
+
+
+def test_workers_without_a_gradient_have_no_vote():
+    """As those that the last batch of an epoch left without samples."""
+    votes = {"b": np.zeros((4, 2), np.float32), "w": np.zeros((4, 3, 2), np.float32)}
+    votes["b"][2], votes["w"][2] = [-1.0, 2.0], -3.0
+    outs = voted(("vmap", 1, 4), "positive", votes)
+    np.testing.assert_array_equal(outs["b"], [[-1.0, 1.0]] * 4)
+    np.testing.assert_array_equal(outs["w"], np.full((4, 3, 2), -1.0))
 
 
 def test_strategies_hand_on_how_ties_are_decided():

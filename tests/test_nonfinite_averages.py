@@ -58,7 +58,7 @@ def test_all_workers_see_what_is_not_finite_and_go_on_after_it(name, value):
             np.testing.assert_array_equal(leaf[which, 2], leaf[which, 1])
 
 
-EVERY = {name: code for name, code in quantizer_codes.CODES.items() if name != "sign"}
+EVERY = {**quantizer_codes.CODES}
 EVERY |= {name: make(ratio=0.2) for name, make in sparse_codes.CODES.items()}
 TWO_SIDED = [n for n, code in EVERY.items() if code.contracts and not code.sums]
 

@@ -106,6 +106,20 @@ def test_every_form_of_a_code_of_ones_own_is_checked(facts, options):
         trained(cut, reducer)
 
 
+def test_a_sum_is_decoded_without_the_keys_of_others():
+    """Subtractive dither of each worker's own: no worker knows what to take off."""
+    dither = lambda x, key: jax.random.uniform(key, x.shape)
+    code = Compressor(
+        lambda x, key: (x + dither(x, key)).astype(jnp.bfloat16),
+        lambda p, like, key: p.astype(like.dtype) - dither(like, key),
+        "dithered", stochastic=True, sums=True,
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"decode of dithered .*failed"):
+        trained(code, parsgd.compressed_all_reduce)
+    shared = code._replace(shared_key=True)
+    assert trained(shared, parsgd.compressed_all_reduce).status == "completed"
+
+
 def test_an_addition_must_keep_the_total():
     with pytest.raises(UserError, match=r"add returns float32.* for a total of"):
         trained(halves(add=lambda total, p, key: total[:1]))

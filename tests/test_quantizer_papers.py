@@ -87,7 +87,11 @@ def test_dynamic_tree_has_256_values():
 def test_signs_follow_their_oracles(zero):
     x = normal((999,)).at[::7].set(0.0)
     v = np.float64(x)
-    close(through(scaled_sign(zero=zero), x), oracles.scaled_sign(v, zero))
+    for norm in ("l1", "l2"):
+        got = through(scaled_sign(zero=zero, norm=norm), x)
+        close(got, oracles.scaled_sign(v, zero, norm))
+    large = through(scaled_sign(norm="l2"), x * 1e25)  # whose squares leave float32
+    close(large, oracles.scaled_sign(v * 1e25, "positive", "l2"))
     want = np.sign(oracles.scaled_sign(v, zero))
     np.testing.assert_array_equal(through(sign(zero=zero), x), want)
 

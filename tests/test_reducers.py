@@ -16,6 +16,7 @@ from parsgd.reducers import (
     demo,
     dgc,
     error_feedback,
+    local_momentum,
     power_sgd,
     skip_nonfinite,
 )
@@ -118,9 +119,19 @@ def test_B1_what_is_sent_and_kept_is_what_came(dtype):
     np.testing.assert_allclose(sums, wide + before, atol=2e-5)
     outs, states = trajectory(dgc(density=0.05, momentum=0.0), LANES4, {"w": g})
     left = states.accumulated["['w']"][:, -1].astype(np.float64).mean(0)
-    if dtype == np.float32:
-        total = outs["w"][0].astype(np.float64).sum(0)
-        np.testing.assert_allclose(total + left, wide.sum(1).mean(0), atol=1e-5)
+    total = outs["w"][0].astype(np.float64).sum(0)
+    np.testing.assert_allclose(total + left, wide.sum(1).mean(0), atol=1e-5)
+
+
+def test_momentum_of_half_precision_gradients_is_kept_in_float32():
+    """A decay of 0.999 is 1 in bfloat16, and 1 + 0.001 is 1."""
+    reducer = local_momentum(0.999, dampening=0.999)
+    g = {"w": jnp.ones((2, 3), jnp.bfloat16)}
+    state = reducer.init(g)
+    for _ in range(200):
+        out, state = reducer.update(g, state)
+    assert out["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(out["w"].astype(np.float32), 1 - 0.999**200, rtol=4e-3)
 
 
 @pytest.mark.parametrize(

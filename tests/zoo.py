@@ -196,7 +196,7 @@ ZOO = {
         parsgd.sign_sgd_majority,
         1,
         oracles.sign_majority,
-        lambda shapes, w: (w - 1) * (-(-sum(int(np.prod(s)) for s in shapes) // 8) + 1),
+        lambda shapes, w: (w - 1) * (-(-sum(int(np.prod(s)) for s in shapes) // 8) + 4),
         identical=True,
         plain=False,
     ),

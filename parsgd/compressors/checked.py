@@ -12,6 +12,10 @@ from parsgd.errors import UserError, first_line, raised_at
 _DRAWS = " (whose key is None without stochastic=True)"
 _UNKNOWN = " (whose key is None without shared_key=True)"
 
+# The codes that shrink their error whatever their arguments.
+SHRINKING = ("one_bit", "scaled_sign", "natural", "linear_8bit", "dynamic_tree_8bit")
+SHRINKING += ("fp16", "bf16", "fp8", "top_k", "threshold")
+
 
 def checked(compressor: Compressor) -> Compressor:
     """The same code, whose mistakes are told when it is traced; that costs no time.
@@ -95,3 +99,24 @@ def _kind(x: Any) -> str:
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         return f"a {type(x).__name__}"
     return f"{x.dtype}{list(x.shape)}"
+
+
+def check_contracts(name: str, code: Compressor) -> None:
+    """Refuse a code with which a residual would grow.
+
+    Args:
+        name: What keeps the residual.
+        code: The code.
+    """
+    if code.contracts:
+        return
+    more = ""
+    if code.name.startswith("qsgd"):
+        more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
+    raise ValueError(
+        f"{name} with {code.name}: the error of this code is not known to be smaller "
+        "than what it encodes (contracts=False), and feedback would let it grow "
+        "without bound; use compressed_all_reduce (feedback=none), or a code that "
+        f"shrinks its error: {', '.join(SHRINKING)}{more}; of one of your own that "
+        "does, say so with Compressor(..., contracts=True)"
+    )

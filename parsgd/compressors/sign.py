@@ -21,6 +21,8 @@ from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
+NORMS = ("l1", "l2")
+KEEPS_NORM = "scaled_sign of norm l2"
 EXACT = 1 << 24  # that float32 counts to
 FOLDED = 8  # rows that are added up before columns are
 
@@ -152,35 +154,40 @@ _sums = alone(_column_sums, "fn", "width")
 
 
 class ScaledSign(NamedTuple):
-    """Payload of `scaled_sign`.
+    """Payload of `scaled_sign` and `sign`.
 
     Attributes:
         bits: ``uint8 [ceil(n / 8)]``, set where the entry counts as positive.
-        scale: Mean absolute value, ``float32 [1]``.
+        scale: What a positive entry decodes to, ``float32 [1]``.
     """
 
     bits: jax.Array
     scale: jax.Array
 
 
-def scaled_sign(*, zero: str = "positive") -> Compressor:
-    """The sign of each entry times the array's mean absolute value, as in EF-signSGD.
+def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
+    """The sign of each entry times the array's mean size, as in EF-signSGD.
 
     For an array v of n entries::
 
-        q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
+        l1   q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
+        l2   q = |v|_2 / sqrt(n) * sign(v),   |q|_2 = |v|_2
 
     An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
     An array that is not finite decodes to nothing finite.
 
     Args:
         zero: The sign of zero, ``"positive"`` or ``"negative"``.
+        norm: Of which the size is, ``"l1"``, or ``"l2"`` as in the code of 1-bit Adam.
 
     Returns:
-        A compressor of ``ceil(n / 8) + 4`` bytes; contracts.
+        A compressor of ``ceil(n / 8) + 4`` bytes. It contracts with ``"l1"``; with
+        ``"l2"`` only where ``|v|_1 > sqrt(n) |v|_2 / 2``, as for entries of similar
+        sizes, but not for sparse ones. Error feedback refuses that but in
+        `parsgd.one_bit_adam` and `parsgd.zero_one_adam`, whose own it is.
 
     Raises:
-        ValueError: Unknown ``zero``.
+        ValueError: Unknown ``zero`` or ``norm``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -191,6 +198,15 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
         Array([ 2., -2.,  2.], dtype=float32)
     """
     positive = _positive(zero)
+    if norm not in NORMS:
+        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
+
+    def size(v: jax.Array, count: Any) -> jax.Array:
+        if norm == "l1":
+            return total(v, jnp.abs) / count
+        largest = jnp.max(jnp.abs(v), initial=0.0)  # squares would leave float32
+        unit = v / jnp.where(largest > 0, largest, 1.0)
+        return largest * jnp.sqrt(total(unit, jnp.square) / count)
 
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         return encode_padded(x, 0, key)
@@ -198,20 +214,14 @@ def scaled_sign(*, zero: str = "positive") -> Compressor:
     def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
         del key
         v = flat32(x)
-        scale = total(v, jnp.abs) / jnp.maximum(v.size - zeros, 1)
+        scale = size(v, jnp.maximum(v.size - zeros, 1))
         return ScaledSign(jnp.packbits(positive(v)), scale[None])
-
-    def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
-        del key
-        bits = unpack_bits(payload.bits, like.size)
-        v = jnp.where(bits == 1, payload.scale, -payload.scale)
-        return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(
         encode,
-        decode,
-        "scaled_sign",
-        contracts=True,
+        _decode,
+        "scaled_sign" if norm == "l1" else KEEPS_NORM,
+        contracts=norm == "l1",
         exposes_nonfinite=True,
         encode_padded=encode_padded,
     )
@@ -221,13 +231,14 @@ def sign(*, zero: str = "positive") -> Compressor:
     """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
 
     The size is lost, so the step's size must come from elsewhere, and error feedback is
-    no remedy. Zero, and what is not a number, count as ``zero`` says and as negative.
+    no remedy. One number tells what bits cannot: an array of zeros decodes to zeros, so
+    that a worker with nothing to say has no vote, and one that is not finite to NaN.
 
     Args:
-        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+        zero: The sign of other zeros, ``"positive"`` or ``"negative"``.
 
     Returns:
-        A compressor of ``ceil(n / 8)`` bytes.
+        A compressor of ``ceil(n / 8) + 4`` bytes.
 
     Raises:
         ValueError: Unknown ``zero``.
@@ -245,17 +256,21 @@ def sign(*, zero: str = "positive") -> Compressor:
     """
     positive = _positive(zero)
 
-    def encode(x: jax.Array, key: Key = None) -> jax.Array:
+    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         del key
-        return jnp.packbits(positive(x.reshape(-1)))
+        v = flat32(x)
+        largest = jnp.max(jnp.abs(v), initial=0.0)
+        said = jnp.where(jnp.isfinite(largest), jnp.sign(largest), jnp.nan)
+        return ScaledSign(jnp.packbits(positive(v)), said[None])
 
-    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
-        del key
-        bits = unpack_bits(payload, like.size)
-        v = jnp.where(bits == 1, 1.0, -1.0)
-        return v.reshape(like.shape).astype(like.dtype)
+    return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
 
-    return Compressor(encode, decode, "sign")
+
+def _decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
+    del key
+    bits = unpack_bits(payload.bits, like.size)
+    v = jnp.where(bits == 1, payload.scale, -payload.scale)
+    return v.reshape(like.shape).astype(like.dtype)
 
 
 def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:

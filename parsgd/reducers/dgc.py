@@ -148,16 +148,21 @@ def dgc(
         whole = {p: accumulated[p].astype(gradient[p].dtype) for p in wide}
         sparse = {p: v for p, v in accumulated.items() if p not in wide}
         mean, sent = _sparse_mean(sparse, whole, channel)
-        for path in gradient:
-            left = 0.0
-            if path in whole:  # what rounding to the leaf's type loses
+        for path, g in gradient.items():
+            # What rounding to the leaf's type loses: its own of what is sent whole,
+            # and of a sparse average the same on all workers.
+            left, lost = 0.0, 0.0
+            if path in whole:
                 left = accumulated[path] - whole[path].astype(jnp.float32)
+            elif g.dtype.itemsize < 4:
+                lost = mean[path] - mean[path].astype(g.dtype).astype(jnp.float32)
+                lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
             u, v = velocity[path], jnp.where(sent[path], left, accumulated[path])
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
             # The average is equal on all workers, so they agree on whether to go on.
             velocity[path], accumulated[path] = paths.keep_unless(
                 paths.finite(mean[path]),
-                (u, v),
+                (u, v + lost),
                 (state.velocity[path], state.accumulated[path]),
             )
         out |= mean

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes
 from parsgd.compressors.base import GROWS, why_raw
-from parsgd.compressors.checked import checked
+from parsgd.compressors.checked import check_contracts, checked
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
@@ -203,13 +203,19 @@ def exchange(
     bucket: bool = False,
     min_size: int = 0,
     seed: int = 0,
+    feedback: str = "",
 ) -> Exchange:
     """An `Exchange`, checked; see there for the arguments.
 
+    ``feedback`` names what keeps a residual of what is sent; empty for nothing.
+
     Raises:
-        ValueError: No compressor, by a `UserError`; options that exclude each other.
+        ValueError: No compressor, by a `UserError`; options that exclude each other; a
+            residual of a code that does not shrink its error.
     """
     compressor = checked(compressor)
+    if feedback:
+        check_contracts(feedback, compressor)
     if two_sided and (compressor.sums or compressor.shared_key):
         raise ValueError(
             f"two_sided=True with {compressor.name}: its payloads are summed on the "
@@ -250,9 +256,15 @@ def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
     # what underflows belongs to the residual.
     share = {p: encode(v / comm.world(), keys[p]) for p, v in arrays.items()}
     total = comm.total(share)
-    mean = {p: decode(total[p], v, keys[p]) for p, v in arrays.items()}
-    sent = {p: comm.world() * decode(share[p], v, keys[p]) for p, v in arrays.items()}
+    known = _known(compressor, keys)
+    mean = {p: decode(total[p], v, known[p]) for p, v in arrays.items()}
+    sent = {p: comm.world() * decode(share[p], v, known[p]) for p, v in arrays.items()}
     return mean, sent, {path: paths.finite(x) for path, x in mean.items()}
+
+
+def _known(compressor: Compressor, keys: Keys) -> Keys:
+    """Nobody knows what the others drew with, unless all draw the same."""
+    return keys if compressor.shared_key else dict.fromkeys(keys)
 
 
 def _gathered(
@@ -263,8 +275,7 @@ def _gathered(
     payload = {
         p: encoded(compressor, v, zeros.get(p), keys[p]) for p, v in arrays.items()
     }
-    # Nobody knows what the others drew with, unless all draw the same.
-    known = keys if compressor.shared_key else dict.fromkeys(keys)
+    known = _known(compressor, keys)
     sent = {p: compressor.decode(payload[p], v, known[p]) for p, v in arrays.items()}
     gathered, mean = comm.gather(payload), sent
     if comm.world() > 1:

@@ -16,11 +16,7 @@ from parsgd.compressors import Compressor
 from parsgd.compressors.base import half_precision
 from parsgd.compressors.checked import checked
 from parsgd.reducers import paths
-from parsgd.reducers.exchange import Exchange, ExchangeState, exchange
-
-# The codes that shrink their error whatever their arguments.
-SHRINKING = ("one_bit", "scaled_sign", "natural", "linear_8bit", "dynamic_tree_8bit")
-SHRINKING += ("fp16", "bf16", "fp8", "top_k", "threshold")
+from parsgd.reducers.exchange import ExchangeState, exchange
 
 
 class FeedbackState(NamedTuple):
@@ -84,11 +80,13 @@ def error_feedback(
             residual whose leaves are not those of the gradient, as after the model was
             renamed or reshaped; names the path.
     """
-    channel = _channel(
-        "error_feedback",
-        exchange(
-            compressor, two_sided=two_sided, bucket=bucket, min_size=min_size, seed=seed
-        ),
+    channel = exchange(
+        compressor,
+        two_sided=two_sided,
+        bucket=bucket,
+        min_size=min_size,
+        seed=seed,
+        feedback="error_feedback",
     )
 
     def init(params) -> Any:
@@ -155,8 +153,8 @@ def ef21(
     if code.sums and half_precision(code):
         # The sum of what was sent would be rounded, and the estimates' average drift.
         code = code._replace(sums=False)
-    channel = _channel(
-        "ef21", exchange(code, bucket=bucket, min_size=min_size, seed=seed)
+    channel = exchange(
+        code, bucket=bucket, min_size=min_size, seed=seed, feedback="ef21"
     )
 
     def init(params) -> Any:
@@ -188,19 +186,3 @@ def ef21(
         return reduced, EF21State(estimate, kept, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _channel(name: str, channel: Exchange) -> Exchange:
-    code = channel.compressor
-    if not code.contracts:
-        more = ""
-        if code.name.startswith("qsgd"):
-            more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
-        raise ValueError(
-            f"{name} with {code.name}: the error of this code is not known to be "
-            "smaller than what it encodes (contracts=False), and feedback would let it "
-            "grow without bound; use compressed_all_reduce (feedback=none), or a code "
-            f"that shrinks its error: {', '.join(SHRINKING)}{more}; of one of your own "
-            "that does, say so with Compressor(..., contracts=True)"
-        )
-    return channel

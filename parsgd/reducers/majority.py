@@ -9,51 +9,55 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parsgd import comm
 from parsgd.compressors import sign
-from parsgd.reducers import paths
 from parsgd.reducers.compressed import compressed_all_reduce
 
 TIES = ("positive", "zero")
 
 
-def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
-    """The sign of the sum of the workers' signs, entry by entry: +1 or -1.
+def majority_vote(
+    *, tie: str = "positive", zero: str = "positive"
+) -> optax.GradientTransformation:
+    """The sign of the sum of the workers' signs, entry by entry.
 
     For a gradient g::
 
         g <- sign(sum_w sign(g_w))
 
-    All leaves are one message of one bit per entry, biases too, and a byte that says
-    whether the gradient was finite: if any was not, the result is NaN for all. There is
+    All leaves are one message of one bit per entry, biases too, and a number that says
+    what bits cannot: a worker whose gradient is zero everywhere, as without samples,
+    has no vote, and if any gradient is not finite the result is NaN for all. There is
     no memory: for problems on which signs alone fail see `ef_sign_sgd`.
 
     Args:
         tie: What an even vote becomes: ``"positive"``, +1, as a single bit from a
-            server would, or ``"zero"``. A zero gradient counts as positive.
+            server would, or ``"zero"``. So does a vote without voters.
+        zero: What an entry that is zero in a gradient with others votes for:
+            ``"positive"`` or ``"negative"``. One that is zero on all workers, such as a
+            weight of an input that is always zero, is moved by that in every step.
+
+    Returns:
+        The transformation; its updates are +1 and -1, or 0 for a tie with ``"zero"``.
 
     Raises:
-        ValueError: Unknown ``tie``.
+        ValueError: Unknown ``tie`` or ``zero``.
 
     Differences from the paper:
         A server counts the votes there; here every worker gathers all of them, so
-        (W - 1)/8 bytes per entry are sent and none come back.
+        (W - 1)/8 bytes per entry are sent and none come back. There the sign of zero
+        is zero.
     """
     if tie not in TIES:
         raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")
-    votes = compressed_all_reduce(sign(), bucket=True)
+    votes = compressed_all_reduce(sign(zero=zero), bucket=True)
 
-    def decided(mean):
+    def decided(mean: jax.Array) -> jax.Array:
         if tie == "zero":
             return jnp.sign(mean)
-        return jnp.where(mean >= 0, 1, -1).astype(mean.dtype)
+        return jnp.where(mean == 0, 1.0, jnp.sign(mean)).astype(mean.dtype)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         mean, state = votes.update(updates, state, params)
-        # A sign is never NaN, so whether a gradient was finite is sent beside it.
-        fine = comm.gather(paths.finite(*jax.tree.leaves(updates)).astype(jnp.uint8))
-        fine = jnp.min(fine) == 1
-        out = jax.tree.map(lambda x: jnp.where(fine, decided(x), jnp.nan), mean)
-        return out, state
+        return jax.tree.map(decided, mean), state
 
     return optax.GradientTransformation(votes.init, update)

@@ -27,8 +27,8 @@ def local_momentum(
         Zheng et al. 2019    local_momentum(nesterov=True), error_feedback(...)
         EF21-SGDM            local_momentum(1 - eta, dampening=1 - eta), ef21(...)
 
-    As `optax.trace`, but a gradient that is not finite is handed on and leaves m as it
-    was.
+    As `optax.trace`, but m is ``float32`` also where gradients are of half precision,
+    and a gradient that is not finite is handed on and leaves m as it was.
 
     Args:
         decay: In [0, 1).
@@ -48,14 +48,22 @@ def local_momentum(
             raise ValueError(f"local_momentum: {name}={value} must be in [0, 1)")
     trace = optax.trace(decay, nesterov=nesterov)
 
+    def wide(x: jax.Array) -> jax.Array:
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    def init(params: Any) -> Any:
+        return trace.init(jax.tree.map(wide, params))
+
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        share = jax.tree.map(lambda g: (1 - dampening) * g, updates)
+        share = jax.tree.map(lambda g: (1 - dampening) * wide(g), updates)
         out, new = trace.update(share, state, params)
         good = paths.finite(*jax.tree.leaves(updates))
-        out = jax.tree.map(lambda x: jnp.where(good, x, jnp.nan), out)
+        out = jax.tree.map(
+            lambda x, g: jnp.where(good, x, jnp.nan).astype(g.dtype), out, updates
+        )
         return out, paths.keep_unless(good, new, state)
 
-    return optax.GradientTransformation(trace.init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def has_momentum(state: Any) -> bool:

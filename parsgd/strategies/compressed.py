@@ -185,6 +185,7 @@ def sign_sgd_majority(
     *,
     momentum: float = 0.0,
     tie: str = "positive",
+    zero: str = "positive",
 ) -> Strategy:
     """SignSGD with majority vote; with ``momentum`` it is signum.
 
@@ -196,9 +197,10 @@ def sign_sgd_majority(
         optimizer: Applied to the vote, +1 or -1: plain SGD in the paper.
         momentum: Of the worker's own gradient, in [0, 1); 0.9 for the paper's signum.
         tie: See `parsgd.reducers.majority_vote`.
+        zero: See there too.
 
     Raises:
-        ValueError: ``momentum`` out of range, or an unknown ``tie``.
+        ValueError: ``momentum`` out of range, or an unknown ``tie`` or ``zero``.
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
@@ -206,7 +208,7 @@ def sign_sgd_majority(
     """
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum}: must be in [0, 1)")
-    vote = majority_vote(tie=tie)
+    vote = majority_vote(tie=tie, zero=zero)
     if momentum:
         vote = optax.chain(local_momentum(momentum), vote)
     return data_parallel(optimizer, reducer=vote)

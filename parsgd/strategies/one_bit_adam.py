@@ -24,6 +24,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor, one_bit
+from parsgd.compressors.sign import KEEPS_NORM
 from parsgd.core import Algorithm, Phase
 from parsgd.errors import check_whole
 from parsgd.reducers import Exchange, ExchangeState, exchange, paths
@@ -72,7 +73,8 @@ def one_bit_adam(
             the run: until v is steady.
         bias_correction: Divide m by ``1 - b1^t``, and v by ``1 - b2^t`` up to T, as
             `optax.adam` does. The paper and its code do not.
-        compressor: C; None for `one_bit` with two levels per leaf.
+        compressor: C; None for `one_bit` with two levels per leaf,
+            ``scaled_sign(norm="l2")`` for the paper's.
         two_sided: The paper's exchange, which encodes the average again. False gathers
             the workers' payloads: nothing lost on the way back, W/2 times the bytes.
         bucket: All leaves in one message.
@@ -93,9 +95,9 @@ def one_bit_adam(
         Tang et al., ICML 2021.
 
     Differences from the paper:
-        The paper's code is ``norm2(p)/sqrt(d) sign(p)``, which keeps the norm;
-        `one_bit` decodes to the mean of each sign, the least error of any two levels,
-        with a smaller norm, and `scaled_sign` to ``norm1(p)/d sign(p)``.
+        The paper's code is ``norm2(p)/sqrt(d) sign(p)``, which keeps the norm:
+        ``scaled_sign(norm="l2")``. `one_bit` decodes to the mean of each sign, the
+        least error of any two levels, with a smaller norm.
         A parameter without a gradient in all T steps has v = 0, and a sign is never
         zero: divided by eps it would take the parameter anywhere. Such parameters stay
         where they are, for good. (The paper's code wants a mask from the user.)
@@ -108,8 +110,9 @@ def one_bit_adam(
             f"one_bit_adam: warmup_steps={warmup_steps} must be 1 or more, for the "
             "variance is not updated afterwards"
         )
-    code = one_bit(levels="leaf") if compressor is None else compressor
-    channel = exchange(code, two_sided=two_sided, bucket=bucket, seed=seed)
+    channel = adam_channel(
+        "one_bit_adam", compressor, two_sided=two_sided, bucket=bucket, seed=seed
+    )
 
     def init(params: Any) -> Any:
         mu, nu = zeros(params), zeros(params)
@@ -159,6 +162,15 @@ def check_adam(name: str, b1: float, b2: float, eps: float) -> None:
             raise ValueError(f"{name}: {what}={value} must be in [0, 1)")
     if not eps > 0:
         raise ValueError(f"{name}: eps={eps} must be positive")
+
+
+def adam_channel(name: str, compressor: Compressor | None, **options: Any) -> Exchange:
+    """How momenta are averaged; `one_bit` with two levels per leaf where None."""
+    code = one_bit(levels="leaf") if compressor is None else compressor
+    if isinstance(code, Compressor) and code.name == KEEPS_NORM:
+        # The papers' own: not for all arrays, but for momenta, it shrinks its error.
+        code = code._replace(contracts=True)
+    return exchange(code, feedback=name, **options)
 
 
 def zeros(params: Any) -> Any:

@@ -22,11 +22,17 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
-from parsgd.compressors import Compressor, one_bit
+from parsgd.compressors import Compressor
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import check_whole
-from parsgd.reducers import ExchangeState, exchange, paths
-from parsgd.strategies.one_bit_adam import average, check_adam, moments, zeros
+from parsgd.reducers import ExchangeState, paths
+from parsgd.strategies.one_bit_adam import (
+    adam_channel,
+    average,
+    check_adam,
+    moments,
+    zeros,
+)
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -132,8 +138,9 @@ def zero_one_adam(
             f"zero_one_adam: max_interval={max_interval} must be a power of two, since "
             "intervals double"
         )
-    code = one_bit(levels="leaf") if compressor is None else compressor
-    channel = exchange(code, two_sided=two_sided, bucket=bucket, seed=seed)
+    channel = adam_channel(
+        "zero_one_adam", compressor, two_sided=two_sided, bucket=bucket, seed=seed
+    )
 
     def init(params: Any) -> Any:
         mu = zeros(params)
