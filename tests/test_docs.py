@@ -75,6 +75,20 @@ def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F81
         assert code == 0, f"parsgd {name} {' '.join(words)}: {err or out}"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_K5_commands_that_help_shows_compose(
+    command,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    file = tmp_path / "help.md"
+    file.write_text(documents.usages())
+    found = {words[0] for words in documents.commands(file)}
+    assert found == {*documents.COMMANDS}
+    test_K5_commands_compose(file, command, tmp_path, monkeypatch)
+
+
 def test_commands_of_launch_are_found_and_their_options_checked(tmp_path):
     file = tmp_path / "a.md"
     file.write_text("```sh\nparsgd launch --processes 2 train workers=2\n```\n")
