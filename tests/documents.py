@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from parsgd.cli import commands as cli_commands, console, export
 from parsgd.cluster import launch
@@ -122,6 +124,25 @@ def _stands_for_others(word: str) -> bool:
     """``...``, ``[GROUP]`` or ``KEY=VALUE``: the reader fills it in."""
     folder = r"resume=(?:DIR|outputs/[\d/-]+)"
     return bool(re.fullmatch(rf"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+|{folder}", word))
+
+
+def can_be_built(words: list[str]) -> bool:
+    """Whether the jobs of a ``train`` command, and their data and code, are there."""
+    data = [word.partition("=")[2] for word in words if word.startswith("task.path=")]
+    return (
+        "--help" not in words
+        and "hydra/sweeper=search" not in words
+        and not any("._target_=" in word for word in words)
+        and all(Path(file).exists() for file in data)
+    )
+
+
+def first_job(words: list[str]) -> list[str]:
+    """Of a ``train`` command that may sweep: its first job as one configuration."""
+    kept = [word for word in words if word not in ("-m", "--dry-run")]
+    options = kept[:2] if kept[:1] == ["--config-dir"] else []
+    overrides = OverridesParser.create().parse_overrides(kept[len(options) :])
+    return [*options, *BasicSweeper.split_arguments(overrides, None)[0][0]]
 
 
 def links(path: Path) -> list[str]:
