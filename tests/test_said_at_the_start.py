@@ -40,6 +40,17 @@ class Lines(parsgd.Observer):
         self.lines = lines
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_replicas_on_one_device_are_said_to_be_none(devices):
+    told = Lines()
+    parsgd.fit(
+        tiny(), parsgd.sync_sgd(optax.sgd(0.1)), workers=2, worker_batch=4, rounds=1,
+        devices=devices, check_replicas=True, observer=told,
+    )  # fmt: skip
+    none = "check_replicas: there is one device, so there are no copies to compare"
+    assert (none in told.lines) == (devices == 1)
+
+
 @pytest.mark.parametrize("workers, said", [(1, False), (3, True)])
 def test_workers_that_send_nothing_are_no_free_method(workers, said):
     told = Lines()
