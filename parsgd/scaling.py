@@ -7,7 +7,7 @@ A base learning rate was tuned for a *reference batch* B0. For a global batch B,
 rule           learning rate           with it
 =============  ======================  ============================================
 ``none``       1
-``linear``     kappa                   gradual warm-up over 5 epochs
+``linear``     kappa                   gradual warm-up over 5 epochs, where kappa > 1
 ``sqrt``       sqrt(kappa)
 ``adam_sqrt``  sqrt(kappa)             1 - b1 and 1 - b2 by kappa, eps by
                                        1 / sqrt(kappa)
@@ -213,7 +213,8 @@ def learning_rate(
     """The learning rate of an optimizer: a number where constant, else a schedule.
 
     ``lr(t) = base * f(t) * schedule(t)`` with ``f(t) = 1 + (factor - 1) min(t/T, 1)``
-    for T warm-up steps: gradual warm-up starts at the *unscaled* rate.
+    for T warm-up steps: gradual warm-up starts at the *unscaled* rate. It only rises:
+    with a factor below 1 the rate is ``base * factor`` from the first step.
 
     Args:
         base: Rate at the reference batch.
@@ -226,8 +227,10 @@ def learning_rate(
         >>> rate = learning_rate(0.1, 4.0, warmup_steps=10)
         >>> [round(float(rate(t)), 3) for t in (0, 5, 10, 99)]
         [0.1, 0.25, 0.4, 0.4]
+    >>> learning_rate(0.1, 0.5, warmup_steps=10)
+    0.05
     """
-    warming = warmup_steps > 0 and factor != 1
+    warming = warmup_steps > 0 and factor > 1
     if not warming and schedule is None:
         return base * factor
 

@@ -37,6 +37,7 @@ from parsgd.training.segments import segments
 # Of these facts, what the summary has beside what the meter tells.
 TOLD = ("task", "data_checksum", "seed", "tail", "shards", "label_skew")
 TOLD += ("micro_batches",)
+ONE_DEVICE = "check_replicas: there is one device, so there are no copies to compare"
 
 
 def fit(
@@ -218,6 +219,8 @@ def fit(
                 *meter.cautions(),
                 *keeper.lines,
             ]
+            if check_replicas and len(engine.placement.devices) == 1:
+                said.append(ONE_DEVICE)
             observer.start(summary, said)
             if resumed:
                 observer.resumed(history)

@@ -8,6 +8,15 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from parsgd.cli import commands as cli_commands, console, export
+from parsgd.cluster import launch
+from parsgd.config import choices
+from parsgd.lab import command as lab
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path
@@ -60,6 +69,19 @@ def commands(path: Path) -> list[list[str]]:
     return [arguments for arguments in found if arguments]
 
 
+def usages() -> str:
+    """What ``--help`` says of each command, as a document with its examples."""
+    hydra = yaml.safe_load(read(ROOT / "conf/config.yaml"))["hydra"]["help"]
+    texts = [console.HELP, cli_commands.TRAFFIC, cli_commands.REPORT, export.EXPORT]
+    texts += [export.EVALUATE, choices.USAGE, launch.USAGE, lab.USAGE]
+    texts += [hydra["header"], hydra["footer"]]
+    lines = "\n".join(texts).splitlines()
+    # What an example does stands beside it.
+    examples = [re.split(r" {2,}", x[2:])[0] for x in lines if x.startswith("  parsgd")]
+    prose = [line for line in lines if not line.startswith("  parsgd")]
+    return "\n".join(["```sh", *examples, "```", *prose, ""])
+
+
 def _arguments(line: str) -> list[str] | None:
     """What follows ``parsgd`` in a line of shell; None if it is no such command."""
     started = r"(?:(?:mpirun|srun)(?: \S+)*? )?"
@@ -100,7 +122,27 @@ def _usage(starter: str) -> str:
 
 def _stands_for_others(word: str) -> bool:
     """``...``, ``[GROUP]`` or ``KEY=VALUE``: the reader fills it in."""
-    return bool(re.fullmatch(r"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+|resume=DIR", word))
+    folder = r"resume=(?:DIR|outputs/[\d/-]+)"
+    return bool(re.fullmatch(rf"\.\.\.|\[\w+\]|[A-Z]+=[A-Z]+|{folder}", word))
+
+
+def can_be_built(words: list[str]) -> bool:
+    """Whether the jobs of a ``train`` command, and their data and code, are there."""
+    data = [word.partition("=")[2] for word in words if word.startswith("task.path=")]
+    return (
+        "--help" not in words
+        and "hydra/sweeper=search" not in words
+        and not any("._target_=" in word for word in words)
+        and all(Path(file).exists() for file in data)
+    )
+
+
+def first_job(words: list[str]) -> list[str]:
+    """Of a ``train`` command that may sweep: its first job as one configuration."""
+    kept = [word for word in words if word not in ("-m", "--dry-run")]
+    options = kept[:2] if kept[:1] == ["--config-dir"] else []
+    overrides = OverridesParser.create().parse_overrides(kept[len(options) :])
+    return [*options, *BasicSweeper.split_arguments(overrides, None)[0][0]]
 
 
 def links(path: Path) -> list[str]:

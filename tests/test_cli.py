@@ -86,6 +86,23 @@ def test_a_run_prints_its_sizes_and_leaves_its_files(command, tmp_path):
     assert "block momentum eta" in (folder / "train.log").read_text()
 
 
+def test_the_peak_memory_of_an_earlier_job_is_not_this_ones(
+    command, tmp_path, monkeypatch
+):
+    written = Path.write_text
+
+    def only_readable(path, *args, **more):
+        if path.is_relative_to("/proc"):
+            raise PermissionError
+        return written(path, *args, **more)
+
+    monkeypatch.setattr(Path, "write_text", only_readable)
+    code, _, err = command("train", *SHORT)
+    assert code == 0, err
+    (file,) = tmp_path.glob("outputs/*/*/result.json")
+    assert json.loads(file.read_text())["summary"]["peak_memory_bytes"] is None
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [

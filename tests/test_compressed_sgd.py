@@ -85,6 +85,22 @@ def test_C11_one_worker_runs_every_code_and_sends_nothing(code):
     assert run.history[-1]["train_loss"] < run.history[0]["train_loss"]
 
 
+LOOPS = ("local_sgd", "block_momentum", "diloco")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("number", "code"), [*enumerate(CODES)])
+def test_C11_every_code_is_the_code_of_an_outer_loop(number, code, workers):
+    feedback = "none" if code in EXPANDING else "ef"
+    options = (f"strategy=compressed_{LOOPS[number % 3]}", f"compressor={code}")
+    method = build(*options, f"feedback={feedback}", f"workers={workers}").strategy
+    sizes = {"workers": workers, "local_steps": 2, "worker_batch": 4}
+    run = parsgd.fit(tiny(), method, rounds=2, evaluations=1, **sizes)
+    assert run.status == "completed" and run.summary["steps"] == 4
+    assert (run.summary["bytes_per_round"] > 0) == (workers > 1)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.readout))
+
+
 @pytest.mark.parametrize(
     "reducer",
     [reducers.power_sgd(2), parsgd.error_feedback(compressors.top_k(ratio=0.1))],

@@ -1,6 +1,7 @@
 import functools
 import importlib
 import inspect
+import math
 from pathlib import Path
 
 import jax
@@ -344,6 +345,16 @@ def test_C5_block_momentum_is_said():
     for workers, eta in ((1, "0"), (2, "0.5"), (4, "0.75"), (8, "0.875")):
         lines = build("strategy=block_momentum", f"workers={workers}").lines
         assert f"block momentum eta {eta} (1 - 1/W)" in lines
+
+
+def test_C5_block_momentum_from_a_call_is_said_as_a_number():
+    name = "block_momentum_from_time_constant"
+    sizes = "workers:4,local_steps:10,worker_batch:32"
+    eta = f"{{_target_:parsgd.strategies.{name},time_constant:4000,{sizes}}}"
+    made = build("strategy=block_momentum", "workers=4", f"strategy.eta={eta}")
+    assert f"block momentum eta 0.726149 ({name})" in made.lines
+    assert made.facts["block_momentum_eta"] == pytest.approx(math.exp(-0.32))
+    assert "block_momentum_eta" not in build("strategy=local_sgd").facts
 
 
 def test_an_argument_of_another_function_is_not_block_momentum(tmp_path, monkeypatch):

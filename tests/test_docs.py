@@ -7,21 +7,23 @@ import re
 import sys
 
 import documents
+import numpy as np
 import oracles
 import pytest
 import test_placements
 import test_strategies
 import test_traffic
 import zoo
-from command_line import SHORT, command  # noqa: F401
+from command_line import SHORT, command, in_new_process  # noqa: F401
 from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, named, read
 
 import parsgd
 from parsgd import cluster
-from parsgd.cli import export, report, sweep
+from parsgd.cli import export, report, sweep, traffic_table
 from parsgd.cluster import rendezvous
 from parsgd.config import schema
 from parsgd.config.choices import choices, conf_dir
+from parsgd.data.dataset import Dataset, Split, as_floats
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 DOCS = ROOT / "docs"
@@ -62,17 +64,42 @@ def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F81
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(block.text)
             monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    images = Split(
+        np.zeros((60000, 28, 28, 1), "u1"), np.arange(60000, dtype="i4") % 10
+    )
+    clothes = Dataset("fashion_mnist", images, images, 10, as_floats)
+    monkeypatch.setattr(
+        "parsgd.tasks.sources.load_fashion_mnist", lambda *, data_dir: clothes
+    )
+    show, shown = traffic_table.show, []
     for name, *words in documents.commands(path):
-        if name == "traffic" and "task=fashion_mnist" not in words:
-            options = []  # this builds all that the config names, and trains nothing
-        elif name in ("train", "traffic"):
-            name, options = "train", ["--dry-run"]
-        else:
-            options = None
-        if options is not None and "--config-dir" not in words:
+        options = ["--dry-run"] if name == "train" else []
+        if name in ("train", "traffic") and "--config-dir" not in words:
             options += ["--config-dir", "my_conf"]
-        code, out, err = command(name, *(options or []), *words)
-        assert code == 0, f"parsgd {name} {' '.join(words)}: {err or out}"
+        asked = [(name, *options, *words)]
+        # `traffic` builds all that the config names, and trains nothing.
+        if name == "train" and documents.can_be_built(words):
+            asked.append(("traffic", *options[1:], *documents.first_job(words)))
+        monkeypatch.setattr(
+            traffic_table, "show", show if name == "traffic" else shown.append
+        )
+        for arguments in asked:
+            code, out, err = command(*arguments)
+            assert code == 0, f"parsgd {' '.join([name, *words])}: {err or out}"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_K5_commands_that_help_shows_compose(
+    command,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    file = tmp_path / "help.md"
+    file.write_text(documents.usages())
+    found = {words[0] for words in documents.commands(file)}
+    assert found == {*documents.COMMANDS}
+    test_K5_commands_compose(file, command, tmp_path, monkeypatch)
 
 
 def test_commands_of_launch_are_found_and_their_options_checked(tmp_path):
@@ -118,6 +145,18 @@ def test_J8_the_readme_shows_how_a_launcher_is_chosen():
     shown = {word for words in documents.commands(ROOT / "README.md") for word in words}
     launchers = choices(conf_dir())["hydra/launcher"]
     assert shown & {f"hydra/launcher={name}" for name in launchers}
+
+
+@pytest.mark.slow
+def test_K5_the_demo_runs_to_its_table(tmp_path):
+    words = ("+experiment=demo", "epochs=1", "seed=0", "workers=2")
+    done = in_new_process(tmp_path, "train", "-m", *words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("multirun/*/*/report")
+    made = {file.suffix for file in folder.iterdir()}
+    assert {".md", ".csv", ".parquet", ".html"} <= made
+    for row in ("block_momentum", "one_bit_sgd", "sync_sgd"):
+        assert row in done.stdout and row in read(folder / "table.md")
 
 
 @each_document

@@ -211,7 +211,8 @@ def test_cells_read_as_on_the_terminal(browser, tmp_path):
         for workers, (name, (accuracy, seconds)) in enumerate(ends.items(), start=1):
             lines = [
                 fake_jobs.line(0, 0.1),
-                fake_jobs.line(9, accuracy, seconds=seconds),
+                fake_jobs.line(9, accuracy, seconds=seconds)
+                | {"bytes": 80_000 + 4_000 * seed * (name == "a")},
             ]
             folder = tmp_path / f"{name}{seed}"
             fake_jobs.write_job(folder, lines, seed=seed, workers=workers)
@@ -220,4 +221,6 @@ def test_cells_read_as_on_the_terminal(browser, tmp_path):
         "0.0061 ± 0.00004",
         "0.0061 ± 0 (2 of 3)",
     ]
+    sent = column(browser, "Bytes to target")
+    assert sorted(sent) == ["80 kB ± 0", "82 kB ± 2 kB (2 of 3)"]
     assert column(browser, "Accuracy") == ["0.9000 ± 0 (n=3)", "0.8333 ± 0.0667 (n=3)"]

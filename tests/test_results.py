@@ -12,6 +12,7 @@ import pytest
 
 from parsgd import results
 from parsgd.errors import UserError
+from parsgd.results.export import markdown, no_spread, texts
 
 sys.path.insert(0, str(Path(__file__).parent))
 fake_jobs = importlib.import_module("fake_jobs")
@@ -28,6 +29,18 @@ def test_seeds_are_grouped_with_mean_and_sem(tmp_path):
     # numpy's ddof=1 is the independent formula
     sem = np.std([0.90, 0.92, 0.97], ddof=1) / np.sqrt(3)
     assert row["accuracy_sem"] == pytest.approx(sem)
+
+
+def test_bytes_to_the_target_have_their_error(tmp_path):
+    for seed, sent in enumerate([80_000, 84_000]):
+        last = line(9, 0.97) | {"bytes": sent}
+        write_job(tmp_path / str(seed), [line(0, 0.1), last], seed=seed)
+    frame = results.table(results.load(tmp_path), target=0.9)
+    assert texts(frame, "bytes_to_target") == ["82 kB ± 2 kB"]
+    assert "| 82 kB ± 2 kB |" in markdown(frame)
+    same = frame.with_columns(bytes_to_target_sem=pl.lit(0.0))
+    assert texts(same, "bytes_to_target") == ["82 kB ± 0"]
+    assert no_spread(same.with_columns(seconds_to_target_sem=pl.lit(0.1)))
 
 
 def test_what_a_config_says_twice_does_not_split_a_configuration(tmp_path):

@@ -23,11 +23,32 @@ def test_one_is_singular():
     assert line.startswith("1 worker x worker_batch 40 = global_batch 40; 1 step and")
 
 
+@pytest.mark.parametrize("kind", ["auto", "shard_map"])
+def test_fewer_devices_than_cores_are_said(monkeypatch, kind):
+    for count, said in ((4, False), (16, True)):
+        monkeypatch.setattr("parsgd.cores.usable", lambda count=count: range(count))
+        line = place(8, kind=kind).describe()
+        more = "JAX had started with 4 devices before: set jax_num_cpu_devices before"
+        assert (more in line) == said
+    assert "JAX had started" not in place(8, kind=kind, devices=2).describe()
+
+
 class Lines(parsgd.Observer):
     """Keeps what is said before the first step."""
 
     def start(self, summary, lines):
         self.lines = lines
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_replicas_on_one_device_are_said_to_be_none(devices):
+    told = Lines()
+    parsgd.fit(
+        tiny(), parsgd.sync_sgd(optax.sgd(0.1)), workers=2, worker_batch=4, rounds=1,
+        devices=devices, check_replicas=True, observer=told,
+    )  # fmt: skip
+    none = "check_replicas: there is one device, so there are no copies to compare"
+    assert (none in told.lines) == (devices == 1)
 
 
 @pytest.mark.parametrize("workers, said", [(1, False), (3, True)])

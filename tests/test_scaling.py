@@ -72,6 +72,18 @@ def test_constant_rates_stay_numbers():
     assert scaling.learning_rate(0.25, 1.0, warmup_steps=10) == 0.25
 
 
+def test_D7_a_smaller_batch_has_no_warmup_from_above():
+    """The base rate is too high for it: a warm-up rises."""
+    assert scaling.learning_rate(0.1, 0.25, warmup_steps=10) == 0.1 * 0.25
+    for batch, said in ((8, "no warm-up, which only"), (128, "warm-up from 0.1 over")):
+        sizes = (f"global_batch={batch}", "scaling.reference_batch=32", "epochs=1")
+        made = build("scaling=linear", *sizes, "optimizer.learning_rate=0.1")
+        rate = made.arguments["logged_learning_rate"](0)
+        assert float(rate) == pytest.approx(min(0.1, 0.1 * batch / 32))
+        assert said in " ".join(made.lines)
+        assert ("the warm-up takes" in " ".join(made.lines)) == (batch == 128)
+
+
 def test_rate_is_the_product_of_base_factor_warmup_and_schedule():
     cosine = optax.cosine_decay_schedule(1.0, 10)
     rate = scaling.learning_rate(0.1, 3.0, warmup_steps=5, schedule=cosine)

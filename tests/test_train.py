@@ -318,7 +318,7 @@ def test_a_long_round_is_not_rehearsed(local_steps, rehearsed, monkeypatch):
     assert rounds[0] == rehearsed and sum(rounds[1:]) == 2
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("rows", [1, 3, 20])
 def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
     monkeypatch.setattr("parsgd.training.evaluate.CHUNK", rows)

@@ -44,7 +44,7 @@ Takes one configuration, written as for `parsgd train`; of an experiment that sw
 the first job, or the one that the arguments choose.
 
   parsgd traffic strategy=one_bit_sgd task=digits workers=8
-  parsgd traffic strategy=local_sgd local_steps=4 task/model=mlp_258k workers=64
+  parsgd traffic strategy=local_sgd local_steps=4 task/model=mlp_258k workers=32
 """
 REPORT = """\
 usage: parsgd report DIR... [target=ACCURACY] [sort=COST] [out=DIR]

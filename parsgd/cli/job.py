@@ -236,7 +236,7 @@ def _train(
     recorder: JobRecorder,
     checkpoints: Checkpoints | None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    reset_peak_memory()
+    own_peak = reset_peak_memory()
     recorder.config, recorder.lines = built.config, built.lines
     run = fit(
         built.task,
@@ -246,7 +246,8 @@ def _train(
         **built.arguments,
     )
     found = measured(run)
-    found["summary"] |= built.facts | {"peak_memory_bytes": peak_memory()}
+    peak = peak_memory() if own_peak else None
+    found["summary"] |= built.facts | {"peak_memory_bytes": peak}
     return Outcome(run.status, run.reason, score=best_score(run.history)), found
 
 

@@ -3,12 +3,17 @@
 from pathlib import Path
 
 
-def reset_peak_memory() -> None:
-    """Start a new high-water mark, where the system can: jobs may share a process."""
+def reset_peak_memory() -> bool:
+    """Start a new high-water mark, where the system can: jobs may share a process.
+
+    Returns:
+        Whether it could. Else the mark is that of an earlier job, perhaps.
+    """
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return
+        return False
+    return True
 
 
 def peak_memory() -> int | None:

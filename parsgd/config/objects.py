@@ -123,12 +123,14 @@ def build(
     phased = isinstance(strategy, tuple) and strategy
     if not (isinstance(strategy, Strategy) or _phases(phased)):
         raise wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
-    lines = (*moved, *scaled.lines, *_choices(made))
+    eta, source = _block_momentum(made, allowed)
+    lines = (*moved, *scaled.lines, *_choices(made, eta, source))
+    facts = scaled.facts | ({} if eta is None else {"block_momentum_eta": eta})
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]
     arguments["devices"] = _devices(config["placement"]["devices"])
     arguments["logged_learning_rate"] = scaled.schedule
-    return Built(config, task, strategy, arguments, scaled.facts, lines)
+    return Built(config, task, strategy, arguments, facts, lines)
 
 
 def task_of(config: Mapping[str, Any], allowed: Sequence[str] = ALLOWED) -> Task:
@@ -251,14 +253,25 @@ def _phases(value: Any) -> bool:
     return bool(value) and all(isinstance(item, Phase) for item in value)
 
 
-def _choices(config: Mapping[str, Any]) -> list[str]:
+def _block_momentum(
+    config: Mapping[str, Any], allowed: Sequence[str]
+) -> tuple[float | None, str]:
+    """The eta of block momentum and where it comes from; None of other strategies."""
+    node = config["strategy"]
+    # Only of this function is known what the argument means.
+    if not is_call_of(node, block_momentum):
+        return None, ""
+    eta = node.get("eta")
+    if isinstance(eta, Mapping):
+        source = str(eta["_target_"]).rpartition(".")[2]
+        return call(eta, "strategy.eta", allowed=allowed), source
+    return (1 - 1 / config["workers"], "1 - 1/W") if eta is None else (eta, "as given")
+
+
+def _choices(config: Mapping[str, Any], eta: float | None, source: str) -> list[str]:
     """What the strategy does that the other lines do not say."""
     node, lines = config["strategy"], []
-    # Only of these functions is known what the arguments mean.
-    if is_call_of(node, block_momentum) and not isinstance(node.get("eta"), Mapping):
-        eta, source = node.get("eta"), "as given"
-        if eta is None:
-            eta, source = 1 - 1 / config["workers"], "1 - 1/W"
+    if eta is not None:
         lines.append(f"block momentum eta {eta:g} ({source})")
     policy = node.get("momentum_policy")
     if isinstance(policy, str) and takes(node, "momentum_policy"):

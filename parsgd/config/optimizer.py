@@ -95,7 +95,7 @@ def make_optimizer(
         "reference_batch": rule.reference_batch,
     } | {f"scaled_{name}": value for name, value in others.items()}
     lines = _describe(rule, batch, base, factor, others, warmup)
-    if factor != 1 and warmup >= plan.steps:
+    if factor > 1 and warmup >= plan.steps:
         lines.append(
             f"warning: the warm-up takes {warmup} steps and the run has {plan.steps}, "
             f"so no step has the full rate of {base * factor:g}: shorten it with "
@@ -153,6 +153,8 @@ def _describe(rule, batch, base, factor, others, warmup) -> list[str]:
     line += f"({rule.rule}{against})"
     if others:
         line += "; " + ", ".join(f"{name} {value:g}" for name, value in others.items())
-    if warmup and factor != 1:
+    if warmup and factor > 1:
         line += f"; warm-up from {base:g} over {warmup} steps"
+    if warmup and factor < 1:
+        line += "; no warm-up, which only raises a rate"
     return [line]

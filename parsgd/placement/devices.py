@@ -149,6 +149,16 @@ def _available(devices: int | Sequence[int] | None) -> list[Any]:
     return [found[i] for i in indices] or found
 
 
+def _too_few(found: Sequence[Any], wanted: int) -> str:
+    """Why there are fewer CPU devices than cores to use, if there are."""
+    if found[0].platform != "cpu" or len(found) >= wanted:
+        return ""
+    return (
+        f"; JAX had started with {counted(len(found), 'device')} before: set "
+        "jax_num_cpu_devices before its first use for more"
+    )
+
+
 def _largest_divisor(number: int, limit: int) -> int:
     return max(d for d in range(1, min(number, limit) + 1) if number % d == 0)
 
@@ -201,15 +211,18 @@ def place(
                 "placement=vmap"
             )
     elif kind != "auto":
-        count, reason = _largest_divisor(workers, len(found)), "as asked"
+        count = _largest_divisor(workers, len(found))
+        reason = f"as asked{_too_few(found, len(cores.usable()))}"
     elif found[0].platform == "cpu":
         if identical:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
-            usable = min(len(found), len(cores.usable()))
+            wanted = len(cores.usable())
+            usable = min(len(found), wanted)
             count = _largest_divisor(workers, usable)
             reason = (
                 f"workers differ between rounds: spread over {counted(usable, 'core')}"
+                f"{_too_few(found, wanted)}"
             )
     else:
         count = _largest_divisor(workers, len(found))

@@ -144,7 +144,10 @@ const parsgd = (() => {
         : `${whole.format(value)}${error(sem, 0)}`;
       return text + part;
     }
-    if (form === "bytes") return bytes(value) + part;
+    if (form === "bytes") {
+      const more = sem == null ? "" : ` ± ${sem === 0 ? "0" : bytes(sem)}`;
+      return bytes(value) + more + part;
+    }
     if (form === "count") {
       const more = sem == null ? "" : ` ± ${sem < 100 ? digits(3).format(sem) : whole.format(sem)}`;
       return whole.format(value) + more + part;

@@ -29,6 +29,7 @@ _HIDDEN = {
 _OPTIONAL = {"task", "reason", "test_loss", "placement"}
 ERROR = "±: standard error of the mean of n completed runs, one per seed"
 _ERRORS = ("accuracy_sem", "seconds_to_target_sem", "samples_to_target_sem")
+_ERRORS += ("bytes_to_target_sem",)
 
 
 def write_csv(table: pl.DataFrame, path: str | Path) -> None:
@@ -195,7 +196,8 @@ def _cost(row: dict, name: str) -> str:
     if name == "seconds_to_target":
         return seconds(value, sem)
     if name == "bytes_to_target":
-        return size(value)
+        error = "0" if sem == 0 else size(sem)
+        return size(value) + ("" if sem is None else f" ± {error}")
     return number(value) + ("" if sem is None else f" ± {number(sem)}")
 
 
