@@ -94,6 +94,7 @@ class _Saving(Keeper):
         self._facts: Mapping[str, Any] = {}
         self._history: Sequence[Mapping[str, Any]] = ()
         self._saved: int | None = None  # round of the newest checkpoint
+        self._aside: dict[int, str] = {}  # what is renamed, and how, if the run begins
         self._last = time.monotonic()
         self.asked = Asked(quiet=settings.quiet)
         self._ending: int = 0  # the signal that asked any process to end
@@ -159,13 +160,15 @@ class _Saving(Keeper):
             "kept under another name"
             for step, why in unreadable.items()
         ]
-        aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
-        self.store.set_aside(aside)
+        if unreadable and self.settings.config:
+            # Newer ones stay: what is built anew may be refused.
+            self.store.set_aside(dict.fromkeys(unreadable, UNREADABLE))
+            raise CheckpointLost(told, meta["step"])
+        self._aside |= dict.fromkeys(unreadable, UNREADABLE)
+        self._aside |= dict.fromkeys(newer, REPLACED)
         if newer:
             kept = ", ".join(f"{step}{REPLACED}" for step in newer)
             told.append(f"checkpoints after it are kept as {kept}")
-        if unreadable and self.settings.config:
-            raise CheckpointLost(told, meta["step"])
         self.lines += told
         self.lines.append(
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
@@ -194,6 +197,10 @@ class _Saving(Keeper):
         )
         self.lines += lines
         return Resumed(state, meta)
+
+    def settle(self) -> None:
+        if self._aside:
+            self.store.set_aside(self._aside)
 
     def limit(self, round: int) -> int | None:
         every = self.settings.every_rounds

@@ -44,6 +44,9 @@ class Keeper:
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
         """The newest checkpoint that can be read, or None at the start of a run."""
 
+    def settle(self) -> None:
+        """Once nothing can refuse the run: rename what it does not go on from."""
+
     def limit(self, round: int) -> int | None:
         """Rounds that may be dispatched at once after ``round``; None for any."""
 
