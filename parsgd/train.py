@@ -213,6 +213,7 @@ def fit(
                 meter.resume(meta["round"], meta["step"], counts, workers_before)
             summary = {key: facts[key] for key in TOLD}
             summary |= {"planned_steps": plan.steps} | was | meter.summary()
+            evaluate = Evaluation(task, engine, train_examples)
             said = [
                 *plan.describe(sum(part.rounds for part in parts)),
                 engine.describe(),
@@ -221,10 +222,10 @@ def fit(
             ]
             if check_replicas and len(engine.placement.devices) == 1:
                 said.append(ONE_DEVICE)
+            keeper.settle()
             observer.start(summary, said)
             if resumed:
                 observer.resumed(history)
-            evaluate = Evaluation(task, engine, train_examples)
             loop = Loop(
                 plan,
                 parts,

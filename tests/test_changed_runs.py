@@ -238,6 +238,23 @@ def test_what_is_replaced_is_told_beside_what_cannot_be_read(
     assert "kept as 44.replaced, 36.replaced" in out and "goes on from step 12" in out
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_command_that_is_refused_renames_nothing(command, tmp_path, lost):  # noqa: F811
+    words = (*LOCAL, "workers=4", "epochs=1", "checkpoint.keep_last=4")
+    words += ("checkpoint.rounds=3", "hydra.run.dir=run")
+    assert command("train", *words)[0] == 0
+    folder = tmp_path / "run" / "checkpoints"
+    if lost:  # the refusal comes after it was read, in a second attempt
+        flip_bytes(folder / "36")
+    step, epochs = (36, 0.25) if lost else (24, 0.5)
+    before = {path.name for path in folder.iterdir()}
+    again = ("train", "resume=run", f"step={step}", f"epochs={epochs}")
+    code, _, err = command(*again)
+    assert code == 2 and "and the checkpoint has done the work of 24" in err
+    after = {path.name.removesuffix(".unreadable") for path in folder.iterdir()}
+    assert after == before
+
+
 def test_a_run_that_reached_its_target_says_what_goes_on(
     command,  # noqa: F811
     tmp_path,

@@ -286,6 +286,29 @@ def test_a_run_that_is_asked_to_end_saves_first(tmp_path, monkeypatch, capfd, nu
     assert_same_history(run.history, whole.history)
 
 
+@pytest.mark.parametrize("at", [2, 6])
+def test_a_run_that_ends_where_it_is_evaluated_keeps_the_evaluation(
+    tmp_path, monkeypatch, at
+):
+    """It could not be added to the checkpoint of that round any more."""
+    share_engines(monkeypatch)
+    whole = fit(tmp_path / "whole")
+
+    class There(Asked):
+        def progress(self, step, steps, record):
+            if record["round"] == at:
+                signal.raise_signal(self.number)
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "run", every=100, watcher=There(signal.SIGTERM))
+    meta, _ = stored(tmp_path / "run")
+    assert meta["round"] == meta["history"][-1]["round"] == at
+    run = fit(tmp_path / "run", every=100)
+    assert_same_state(tmp_path / "run", tmp_path / "whole")
+    assert_same_history(run.history, whole.history)
+    assert_same_history(stored(tmp_path / "run")[0]["history"], whole.history)
+
+
 class AskedTwice(Asked):
     """Gets it twice at once, as from a scheduler and from its parent."""
 

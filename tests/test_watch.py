@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from parsgd.cluster.watch import AHEAD, DEAD_SECONDS, HANGING, Watch
+from parsgd.cluster.watch import AHEAD, DEAD_SECONDS, HANGING, LEAVING, Watch
 
 
 class Store:
@@ -39,6 +39,61 @@ def two(monkeypatch):
         return watch._missing(DEAD_SECONDS)
 
     return watch, later
+
+
+@pytest.fixture
+def three(two):
+    """Process 0's watch, and what to write as the processes 1 and 2."""
+    watch, later = two
+    watch._processes, watch._seen[2] = 3, ("", 100.0)
+
+    def both(seconds, *signs):
+        first, second = signs
+        sign = f"{time.monotonic() + seconds} {second[0]} 0 {watch._named} {second[1]}"
+        watch._store.values["parsgd/alive/2"] = sign
+        return later(seconds, *first)
+
+    return watch, both
+
+
+def test_processes_that_have_failed_wait_for_each_other(three):
+    watch, later = three
+    watch.fail("no disk")
+    watch.enter("agreeing on the end of job")
+    for seconds in (1, 3, 3):  # the other two: one has failed, one still computes
+        assert later(seconds, (1, "no disk"), (AHEAD, "")) is None
+    assert later(1, (1, "no disk"), (1, "no disk")) is None
+    missing = later(60, (1, "no disk"), (0, ""))
+    assert "process 2 of 3 has not come to agreeing on the end of job" in missing
+    watch._since = time.monotonic()
+    assert later(1, (1, "no disk"), (LEAVING, "process 0 failed")) is None
+    for _ in range(2):
+        missing = later(2, (1, "no disk"), (LEAVING, "process 0 failed"))
+    assert missing == "process 2 of 3 failed: process 0 failed"
+
+
+def test_who_has_not_failed_ends_with_who_has(three):
+    watch, later = three
+    watch.enter("the readout")
+    assert later(1, (1, ""), (0, "no disk")) is None
+    assert later(3, (1, ""), (0, "no disk")) == "process 2 of 3 failed: no disk"
+
+
+def test_who_ends_the_run_says_so_to_those_that_have_failed(two, monkeypatch):
+    watch, _ = two
+
+    class Ended(Exception):
+        pass
+
+    def end(code):
+        raise Ended
+
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("os._exit", end)
+    with pytest.raises(Ended):
+        watch._end("process 1 of 2 failed: no disk")
+    _, stage, *_ = watch._store.values["parsgd/alive/0"].split()
+    assert int(stage) == LEAVING
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class CheckpointLost(UserError):
     """A run was planned from a checkpoint that cannot be read.
 
     So may be its length, and what has changed since. It is set aside: a config that is
-    built anew gets both from the one before.
+    built anew gets both from the one before, of ``step``.
     """
 
     def __init__(self, lines: Sequence[str], step: int):
@@ -33,7 +33,7 @@ class CheckpointLost(UserError):
             f"{'; '.join(lines)}; this run was planned from there: repeat the command, "
             f"which goes on from step {step}"
         )
-        self.lines = lines
+        self.lines, self.step = lines, step
 
 
 def offered(

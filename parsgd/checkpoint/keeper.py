@@ -2,9 +2,6 @@
 
 import contextlib
 import math
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +19,7 @@ from parsgd.checkpoint.agreed import (
     offered,
     shared_by_all,
 )
+from parsgd.checkpoint.asked import SIGNALS, Asked, end
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.names import (
     REPLACED,
@@ -37,19 +35,13 @@ from parsgd.checkpoint.settings import (
 from parsgd.core import TrainState
 from parsgd.environment import versions
 from parsgd.errors import FolderError, UserError
-from parsgd.signals import handled, is_same
+from parsgd.signals import handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
 from parsgd.training.keeper import Keeper, Resumed
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)  # to end
-WAIT = (
-    b"parsgd: %s: ends after the rounds that are being computed, and saves; a second "
-    b"signal ends it at once, without saving\n"
-)
 
 
 @contextlib.contextmanager
@@ -79,7 +71,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         keeper = _Saving(settings, folder)
         stack.enter_context(quiet(keeper.broken))
         keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
-        stack.enter_context(handled(SIGNALS, keeper.ask_to_end))
+        stack.enter_context(handled(SIGNALS, keeper.asked.come))
         try:
             yield keeper
         except BaseException as error:
@@ -102,9 +94,10 @@ class _Saving(Keeper):
         self._facts: Mapping[str, Any] = {}
         self._history: Sequence[Mapping[str, Any]] = ()
         self._saved: int | None = None  # round of the newest checkpoint
+        self._aside: dict[int, str] = {}  # what is renamed, and how, if the run begins
         self._last = time.monotonic()
-        self._asked: int = 0  # the signal that asked this process to end
-        self._when = 0.0  # and when
+        self.asked = Asked(quiet=settings.quiet)
+        self._ending: int = 0  # the signal that asked any process to end
         self._late = False
 
     def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -167,13 +160,15 @@ class _Saving(Keeper):
             "kept under another name"
             for step, why in unreadable.items()
         ]
-        aside = dict.fromkeys(unreadable, UNREADABLE) | dict.fromkeys(newer, REPLACED)
-        self.store.set_aside(aside)
+        if unreadable and self.settings.config:
+            # Newer ones stay: what is built anew may be refused.
+            self.store.set_aside(dict.fromkeys(unreadable, UNREADABLE))
+            raise CheckpointLost(told, meta["step"])
+        self._aside |= dict.fromkeys(unreadable, UNREADABLE)
+        self._aside |= dict.fromkeys(newer, REPLACED)
         if newer:
             kept = ", ".join(f"{step}{REPLACED}" for step in newer)
             told.append(f"checkpoints after it are kept as {kept}")
-        if unreadable and self.settings.config:
-            raise CheckpointLost(told, meta["step"])
         self.lines += told
         self.lines.append(
             f"goes on from step {meta['step']}, round {meta['round']}, saved in "
@@ -203,6 +198,10 @@ class _Saving(Keeper):
         self.lines += lines
         return Resumed(state, meta)
 
+    def settle(self) -> None:
+        if self._aside:
+            self.store.set_aside(self._aside)
+
     def limit(self, round: int) -> int | None:
         every = self.settings.every_rounds
         return every - round % every if every else None
@@ -210,23 +209,25 @@ class _Saving(Keeper):
     def dispatched(
         self, round: int, save: Callable[[], None], *, healthy: bool, evaluates: bool
     ) -> None:
-        asked, self._late = self._agreed()
-        if healthy and (asked or (self._due(round) and not evaluates)):
+        self._ending, self._late = self._agreed()
+        if healthy and evaluates:
+            return  # a checkpoint without this evaluation would never have it
+        if healthy and (self._ending or self._due(round)):
             save()
-        if asked:
-            self.store.wait()
-            raise SystemExit(self._goodbye(asked, round))
+        self._end(round)
 
-    def evaluated(self, round: int, save: Callable[[], None]) -> None:
-        if self.settings.keep_best or self._due(round):
+    def evaluated(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
+        wanted = self._ending or self.settings.keep_best or self._due(round)
+        if healthy and wanted:
             save()
+        self._end(round)
 
     def finish(self, save: Callable[[], None]) -> None:
         save()
         self.store.wait()
         # Since the last dispatch; a sweep must not begin another job now.
-        if asked := self._agreed()[0]:
-            raise SystemExit(self._goodbye(asked))
+        self._ending = self._agreed()[0]
+        self._end()
 
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
         if meta["round"] == self._saved:
@@ -260,32 +261,18 @@ class _Saving(Keeper):
         """Called in the background, when something cannot be written."""
         cluster.stuck(f"{self.store.failed(error)}")
 
-    def ask_to_end(self, number: signal.Signals) -> None:
-        """Called when the process gets such a signal; a second one ends it at once."""
-        if not self._asked:
-            self._asked, self._when = number, time.monotonic()
-            if cluster.is_first() and not self.settings.quiet:
-                with contextlib.suppress(OSError):  # a terminal that was closed
-                    os.write(2, WAIT % number.name.encode())  # where print may be busy
-        elif not is_same(self._when):
-            raise SystemExit(128 + number)
-
-    def _goodbye(self, number: int, round: int | None = None) -> int:
-        """Say what is kept; the exit code, as a shell would report it."""
+    def _end(self, round: int | None = None) -> None:
+        """End, if asked to, once what there is to save is on the disk."""
+        if not self._ending:
+            return
+        self.store.wait()
         # Who is asked to end saves, unless there is nothing worth it.
-        said = f"nothing is saved in {self._folder}: the state or loss is not finite"
+        kept = f"nothing is saved in {self._folder}: the state or loss is not finite"
         if self._saved:
             lost = f", not {round}, which is not finite," * (round != self._saved)
-            said = f"round {self._saved}{lost if round else ''} is saved in "
-            said += f"{self._folder}; {self.settings.again} goes on"
-        if cluster.is_first():
-            with contextlib.suppress(OSError):  # a terminal that was closed
-                print(
-                    f"parsgd: asked to end ({signal.Signals(number).name}): {said}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        return 128 + number
+            kept = f"round {self._saved}{lost if round else ''} is saved in "
+            kept += f"{self._folder}; {self.settings.again} goes on"
+        raise end(self._ending, kept)
 
     def _due(self, round: int) -> bool:
         every = self.settings.every_rounds
@@ -295,6 +282,6 @@ class _Saving(Keeper):
         """The signal that asked any process to end, or 0; and whether it is late."""
         minutes = self.settings.every_minutes
         late = minutes is not None and time.monotonic() - self._last >= 60 * minutes
-        words = cluster.exchange("checkpoint", f"{self._asked:d} {late:d}")
+        words = cluster.exchange("checkpoint", f"{self.asked.number:d} {late:d}")
         signals, lates = zip(*(map(int, word.split()) for word in words), strict=True)
         return max(signals), bool(lates[0])

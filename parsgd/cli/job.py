@@ -15,7 +15,6 @@ from rich.console import Console
 from parsgd import cluster, results
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.agreed import CheckpointLost
-from parsgd.checkpoint.settings import NEWEST
 from parsgd.cli import saving
 from parsgd.cli.caching import cache_compilations
 from parsgd.cli.earlier import (
@@ -143,15 +142,15 @@ def _run_job(
             recorder.say(why_again(folder, config, sums))
         code = sums["code_checksum"]
         lost: Sequence[str] = ()
+        before = None
         try:
             saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)
         except CheckpointLost as error:
-            lost = error.lines
+            lost, before = error.lines, error.step
         if lost:  # not in the clause above, which keeps the first try's arrays
             recorder.say("\n".join(lost))
-            # What could not be read, and what was newer than it, is set aside.
-            cfg.checkpoint.step = NEWEST
+            cfg.checkpoint.step = before
             built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
             saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)

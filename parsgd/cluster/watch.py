@@ -21,6 +21,7 @@ BEAT_SECONDS = 0.5
 DEAD_SECONDS = 10.0  # without a sign of life, with a timeout of a minute or less
 SILENT_PART = 6  # of a longer timeout: who allows more for a start allows for stalls
 AHEAD = 1 << 60  # a stage that nobody waits for
+LEAVING = -1  # that of a process that has said why, and is about to end
 HANGING = 10  # times the timeout: then what all have come to is not coming to an end
 STUCK_SECONDS = 5.0  # for a wait that cannot end to fail by itself
 FAILED_SECONDS = 2.0  # for a failure that all processes have to be seen by all
@@ -50,6 +51,7 @@ class Watch:
         self._process, self._processes = 0, 1
         self._failure = ""
         self._stuck = math.inf  # since when what it waits in cannot end
+        self._leaving = False
         self.busy = False  # whether the others have to be patient
         self._stage, self._left, self._what, self._since = 0, 0, "", 0.0
         self._named = 0
@@ -130,6 +132,7 @@ class Watch:
         with self._lock:
             self._count += 1
             stage = AHEAD if self.busy else self._stage
+            stage = LEAVING if self._leaving else stage
             text = f"{self._count} {stage} {self._left} {self._named} {self._failure}"
         key = f"parsgd/alive/{self._process}"
         self._store.key_value_set(key, text, allow_overwrite=True)
@@ -176,7 +179,10 @@ class Watch:
             name = f"process {other} of {self._processes}"
             if sign.silent > silence:
                 return f"{name} is gone: no sign of life for {sign.silent:.0f} s"
-            if sign.failure and min(waited, sign.failing) > FAILED_SECONDS:
+            # Those that have failed wait for each other, to agree on it.
+            counts = not self._failure or sign.reached == LEAVING
+            failing = sign.failing if sign.failure and counts else 0.0
+            if min(waited, failing) > FAILED_SECONDS:
                 return f"{name} failed: {sign.failure}"
             if what and sign.reached < stage and waited > allowed:
                 return (
@@ -248,6 +254,7 @@ class Watch:
         sys.stdout.flush()
         if self._process == 0:
             # Whose end launchers wait for first: let the others see the reason before.
+            self._leaving = True
             self.fail(missing)
             time.sleep(FAILED_SECONDS + 4 * BEAT_SECONDS)
         os._exit(1)

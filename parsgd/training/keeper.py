@@ -44,6 +44,9 @@ class Keeper:
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
         """The newest checkpoint that can be read, or None at the start of a run."""
 
+    def settle(self) -> None:
+        """Once nothing can refuse the run: rename what it does not go on from."""
+
     def limit(self, round: int) -> int | None:
         """Rounds that may be dispatched at once after ``round``; None for any."""
 
@@ -57,11 +60,12 @@ class Keeper:
             save: Calls `save` with what there is to save.
             healthy: Whether the last round's loss was finite; if not, what is on disk
                 is better than the state.
-            evaluates: Whether an evaluation comes now, after which `evaluated` saves.
+            evaluates: Whether an evaluation comes now: then `evaluated` does it all, if
+                the loss was finite.
         """
 
-    def evaluated(self, round: int, save: Callable[[], None]) -> None:
-        """After an evaluation."""
+    def evaluated(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
+        """After an evaluation: as `dispatched`, with the record of it."""
 
     def finish(self, save: Callable[[], None]) -> None:
         """At the end of the run."""

@@ -93,8 +93,7 @@ class Loop:
             for part in after(stretch, max(0, meter.round - start)):
                 self._run(part, bound)
             self._record()
-            if meter.healthy:
-                keeper.evaluated(meter.round, self._save)
+            keeper.evaluated(meter.round, self._save, healthy=meter.healthy)
         meter.finish()
         if meter.healthy:
             keeper.finish(self._save)
