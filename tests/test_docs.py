@@ -161,16 +161,16 @@ def contributing():
     return files
 
 
-@pytest.fixture(params=["soft_averaging", "lookahead"])
+@pytest.fixture(params=["soft_local_sgd", "lookahead"])
 def contributed(request, contributing, monkeypatch):
     """Follows CONTRIBUTING.md: algorithm, oracle and rows, put where they belong."""
-    algorithm: dict = {"__name__": "soft_averaging"}
-    exec(contributing["parsgd/strategies/soft_averaging.py"], algorithm)
+    algorithm: dict = {"__name__": "soft_local_sgd"}
+    exec(contributing["parsgd/strategies/soft_local_sgd.py"], algorithm)
     loop = dict(vars(oracles))
     exec(contributing["tests/oracles.py"], loop)
     for place, names in ((parsgd, algorithm), (oracles, loop)):
-        function = names["soft_averaging"]
-        monkeypatch.setattr(place, "soft_averaging", function, raising=False)
+        function = names["soft_local_sgd"]
+        monkeypatch.setattr(place, "soft_local_sgd", function, raising=False)
     rows = {}
     for entry in ast.parse(contributing["tests/zoo.py"]).body:
         assert isinstance(entry, ast.Expr)
@@ -210,8 +210,9 @@ def test_contributing_choices_pass_the_tests_of_choices(
 def test_contributing_rows_are_those_that_a_strategy_needs(contributing, tmp_path):
     for file in ("README.md", "docs/algorithms.md"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(read(ROOT / file) + contributing[file])
-    check_rows("lookahead", tmp_path / "README.md", tmp_path / "docs/algorithms.md")
+        added = contributing[file].replace("`lookahead`", "`new`")
+        (tmp_path / file).write_text(read(ROOT / file) + added)
+    check_rows("new", tmp_path / "README.md", tmp_path / "docs/algorithms.md")
 
 
 def test_configuration_names_every_key_group_and_variable():
