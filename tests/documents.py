@@ -31,7 +31,7 @@ SHELL = ("", "sh", "bash", "shell", "console", "text")
 class Block(NamedTuple):
     """A fenced code block: where it starts, its language and text.
 
-    ``file`` is the file that it is, where the line before it ends in "`FILE`:".
+    ``file`` is the file that it is, where the text before it ends in "`FILE`:".
     """
 
     line: int
@@ -49,7 +49,7 @@ def blocks(path: Path) -> list[Block]:
     found = []
     for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.M | re.S):
         before = text[: fence.start()]
-        name = re.search(r"`([\w/]+\.(?:py|yaml))`:\s*$", before)
+        name = re.search(r"`([\w/]+\.(?:py|yaml|md))`:\s*$", before)
         line = before.count("\n") + 2
         found.append(Block(line, fence[1], fence[2], name[1] if name else None))
     return found

@@ -66,8 +66,9 @@ def test_files_state_the_defaults_of_the_signature(name):
             assert value == default, f"{name}: {key}"
 
 
-# `build` hands it the optimizer or the rate; the choices `compressed_*` have a reducer.
-LEFT_OUT = {"optimizer", "learning_rate", "reducer"}
+# `build` hands it the optimizer (`inner` of an outer loop) or the rate; the choices
+# `compressed_*` have a reducer.
+LEFT_OUT = {"optimizer", "inner", "learning_rate", "reducer"}
 # The default choice has no arguments, so that `strategy._target_=...` replaces it.
 PARTS = {"clip_before", "clip_after", "skip_nonfinite"}
 BARE = {"strategy/sync_sgd.yaml": {"algorithm", "group", *PARTS}}

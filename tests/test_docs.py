@@ -10,6 +10,7 @@ import documents
 import numpy as np
 import oracles
 import pytest
+import test_config
 import test_placements
 import test_strategies
 import test_traffic
@@ -190,37 +191,67 @@ def test_algorithms_names_tests_that_exist():
 
 
 @pytest.fixture
-def contributed(monkeypatch):
-    """Follows CONTRIBUTING.md: its algorithm, oracle and row, put where they belong."""
-    files = {block.file: block.text for block in blocks(ROOT / "CONTRIBUTING.md")}
-    algorithm: dict = {"__name__": "soft_averaging"}
-    exec(files["parsgd/strategies/soft_averaging.py"], algorithm)
+def contributing():
+    """What CONTRIBUTING.md adds to each file."""
+    files: dict[str, str] = {}
+    for block in blocks(ROOT / "CONTRIBUTING.md"):
+        if block.file:
+            files[block.file] = files.get(block.file, "") + block.text
+    return files
+
+
+@pytest.fixture(params=["soft_local_sgd", "lookahead"])
+def contributed(request, contributing, monkeypatch):
+    """Follows CONTRIBUTING.md: algorithm, oracle and rows, put where they belong."""
+    algorithm: dict = {"__name__": "soft_local_sgd"}
+    exec(contributing["parsgd/strategies/soft_local_sgd.py"], algorithm)
     loop = dict(vars(oracles))
-    exec(files["tests/oracles.py"], loop)
+    exec(contributing["tests/oracles.py"], loop)
     for place, names in ((parsgd, algorithm), (oracles, loop)):
-        function = names["soft_averaging"]
-        monkeypatch.setattr(place, "soft_averaging", function, raising=False)
-    entry = ast.parse(files["tests/zoo.py"]).body[0]
-    assert isinstance(entry, ast.Expr)
-    row = eval(compile(ast.Expression(entry.value), "zoo", "eval"), vars(zoo))
-    monkeypatch.setattr(zoo, "ZOO", zoo.ZOO | row)
+        function = names["soft_local_sgd"]
+        monkeypatch.setattr(place, "soft_local_sgd", function, raising=False)
+    rows = {}
+    for entry in ast.parse(contributing["tests/zoo.py"]).body:
+        assert isinstance(entry, ast.Expr)
+        rows |= eval(compile(ast.Expression(entry.value), "zoo", "eval"), vars(zoo))
+    monkeypatch.setattr(zoo, "ZOO", zoo.ZOO | rows)
     for module in (test_strategies, test_traffic):
         monkeypatch.setattr(module, "ZOO", zoo.ZOO)
     monkeypatch.setattr(test_placements, "ROWS", zoo.ZOO)
-    return "soft_averaging"
+    return request.param
 
 
-def test_contributing_example_passes_the_batteries(contributed):
+def test_contributing_examples_pass_the_batteries(contributed):
     test_strategies.test_follows_its_oracle(contributed, 3)
-    test_strategies.test_C11_one_worker_is_the_plain_optimizer(contributed)
+    if zoo.ZOO[contributed].plain:
+        test_strategies.test_C11_one_worker_is_the_plain_optimizer(contributed)
     test_strategies.test_A2_same_data_on_all_workers_is_one_worker(contributed)
     test_placements.test_what_workers_share_is_stored_once(contributed)
     test_traffic.test_K4_bytes_equal_the_formula(contributed, 4)
 
 
 @pytest.mark.slow
-def test_contributing_example_agrees_in_all_placements(contributed):
+def test_contributing_examples_agree_in_all_placements(contributed):
     test_placements.test_placements_agree_on_the_whole_state(contributed)
+
+
+def test_contributing_choices_pass_the_tests_of_choices(
+    contributed, contributing, tmp_path, monkeypatch
+):
+    name = f"strategy/{contributed}.yaml"
+    (tmp_path / "strategy").mkdir()
+    (tmp_path / name).write_text(contributing[f"conf/{name}"])
+    monkeypatch.setattr(test_config, "CONF", tmp_path)
+    test_config.test_files_of_methods_list_every_argument(name)
+    test_config.test_files_state_the_defaults_of_the_signature(name)
+
+
+def test_contributing_rows_are_those_that_a_strategy_needs(contributing, tmp_path):
+    for file in ("README.md", "docs/algorithms.md"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        added = contributing[file].replace("`lookahead`", "`new`")
+        (tmp_path / file).write_text(read(ROOT / file) + added)
+    check_rows("new", tmp_path / "README.md", tmp_path / "docs/algorithms.md")
 
 
 def test_configuration_names_every_key_group_and_variable():
@@ -236,11 +267,15 @@ def test_configuration_names_every_key_group_and_variable():
     assert {*variables} - {"HYDRA_FULL_ERROR"} <= keys
 
 
-def test_algorithms_has_a_row_per_strategy():
-    cells = first_cells(DOCS / "algorithms.md")
+def test_every_strategy_has_its_rows():
     for name in choices(conf_dir())["strategy"]:
-        # What it does; and its identities and differences.
-        assert cells.count(f"`{name}`") == 2, name
+        check_rows(name, ROOT / "README.md", DOCS / "algorithms.md")
+
+
+def check_rows(name, readme, algorithms):
+    assert name in named(first_cells(readme)), name
+    # What it does; and its identities and differences.
+    assert first_cells(algorithms).count(f"`{name}`") == 2, name
 
 
 def test_architecture_maps_every_file_of_the_package():
