@@ -1,6 +1,9 @@
 """Methods that start uncompressed, where more than compression is at work."""
 
+from typing import Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -152,3 +155,29 @@ def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
     method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)
     with pytest.raises(UserError, match=r"start_step=2 with a reducer that does more"):
         parsgd.fit(tiny(), method, worker_batch=8, rounds=6)
+
+
+class Heavy(NamedTuple):
+    """A reducer's state that holds momentum."""
+
+    m: Any
+
+
+def heavy():
+    """Momentum of its own, which is averaged; it knows what a dense step is."""
+
+    def update(updates, state, params=None, *, dense=False, **_):
+        m = jax.tree.map(lambda m, g: 0.5 * m + g, state.m, updates)
+        sent = m if dense else jax.tree.map(jnp.sign, m)
+        return parsgd.comm.mean(sent), Heavy(m)
+
+    init = lambda params: Heavy(jax.tree.map(jnp.zeros_like, params))
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def test_a_reducer_with_momentum_that_knows_dense_steps_works_in_them():
+    late = parsgd.compressed_sgd(optax.sgd(0.1), reducer=heavy(), start_step=4)
+    full = parsgd.sync_sgd(optax.sgd(0.1, 0.5))
+    sizes = {"workers": 3, "worker_batch": 4, "rounds": 4}
+    late, full = (parsgd.fit(tiny(), x, **sizes).readout["w1"] for x in (late, full))
+    np.testing.assert_allclose(late, full, rtol=1e-5)

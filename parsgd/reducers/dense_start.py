@@ -15,6 +15,7 @@ import optax
 
 from parsgd import comm
 from parsgd.reducers.feedback import EF21State
+from parsgd.reducers.momentum import has_momentum
 
 PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
 
@@ -63,7 +64,8 @@ def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> b
     state = jax.eval_shape(reducer.init, params)
     jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), params, state)
     # A chain has more in it than what compresses, such as clipping or momentum.
-    return asked.by_somebody and (is_chain(state) or isinstance(state, EF21State))
+    more = is_chain(state) or isinstance(state, EF21State) or has_momentum(state)
+    return asked.by_somebody and more
 
 
 def is_chain(state: Any) -> bool:
