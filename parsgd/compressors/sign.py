@@ -4,8 +4,6 @@ Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Par
 Distributed Training of Speech DNNs", Interspeech 2014; Bernstein et al., "signSGD:
 Compressed Optimisation for Non-Convex Problems", ICML 2018; Karimireddy et al., "Error
 Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
-
-Bits stand as in ``packbits``: entry i is bit ``7 - i % 8`` of byte ``i // 8``.
 """
 
 import functools
@@ -29,7 +27,8 @@ class OneBit(NamedTuple):
     """Payload of `one_bit`.
 
     Attributes:
-        bits: ``uint8 [ceil(n / 8)]``, set where the entry is >= 0.
+        bits: ``uint8 [ceil(n / 8)]`` as of ``packbits``, set where the entry is >= 0:
+            entry i is bit ``7 - i % 8`` of byte ``i // 8``.
         low: Mean of each group's negative entries, ``float32 [groups]``.
         high: Mean of each group's other entries, ``float32 [groups]``.
     """
@@ -37,6 +36,19 @@ class OneBit(NamedTuple):
     bits: jax.Array
     low: jax.Array
     high: jax.Array
+
+
+class ScaledSign(NamedTuple):
+    """Payload of `scaled_sign`.
+
+    Attributes:
+        bits: ``uint8 [ceil(n / 8)]`` as of ``packbits``, set where the entry counts as
+            positive.
+        scale: Mean absolute value, ``float32 [1]``.
+    """
+
+    bits: jax.Array
+    scale: jax.Array
 
 
 def one_bit(*, levels: str = "column") -> Compressor:
@@ -56,7 +68,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
             whole array is one group.
 
     Returns:
-        A compressor of ``ceil(n / 8) + 8 groups`` bytes for n entries.
+        A compressor of ``ceil(n / 8) + 8 groups`` bytes for n entries; contracts.
 
     Raises:
         ValueError: Unknown ``levels``.
@@ -69,6 +81,10 @@ def one_bit(*, levels: str = "column") -> Compressor:
         >>> code.decode(code.encode(v), v)
         Array([[ 2., -3.],
                [ 2., -3.]], dtype=float32)
+
+    References:
+        Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
     """
     if levels not in GROUPS:
         raise ValueError(f"levels={levels!r}: choose one of {', '.join(GROUPS)}")
@@ -110,6 +126,122 @@ def one_bit(*, levels: str = "column") -> Compressor:
     )
 
 
+def scaled_sign(*, zero: str = "positive") -> Compressor:
+    """The sign of each entry times the array's mean absolute value, as in EF-signSGD.
+
+    For an array v of n entries::
+
+        q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
+
+    An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
+    An array that is not finite decodes to nothing finite.
+
+    Args:
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A compressor of ``ceil(n / 8) + 4`` bytes; contracts.
+
+    Raises:
+        ValueError: Unknown ``zero``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import scaled_sign
+        >>> code = scaled_sign()
+        >>> v = jnp.array([1.0, -2.0, 3.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 2., -2.,  2.], dtype=float32)
+
+    References:
+        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+        Schemes", ICML 2019.
+
+    Differences from the paper:
+        One bit cannot say zero, which counts as ``zero`` says.
+    """
+    positive = _positive(zero)
+
+    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
+        return encode_padded(x, 0, key)
+
+    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
+        del key
+        v = flat32(x)
+        scale = total(v, jnp.abs) / jnp.maximum(v.size - zeros, 1)
+        return ScaledSign(jnp.packbits(positive(v)), scale[None])
+
+    def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
+        del key
+        bits = unpack_bits(payload.bits, like.size)
+        v = jnp.where(bits == 1, payload.scale, -payload.scale)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(
+        encode,
+        decode,
+        "scaled_sign",
+        contracts=True,
+        exposes_nonfinite=True,
+        encode_padded=encode_padded,
+    )
+
+
+def sign(*, zero: str = "positive") -> Compressor:
+    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
+
+    For an entry v::
+
+        q = 1 if v >= 0 else -1
+
+    The size is lost, so the step's size must come from elsewhere, and error feedback is
+    no remedy. Zero, and what is not a number, count as ``zero`` says and as negative.
+
+    Args:
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A compressor of ``ceil(n / 8)`` bytes.
+
+    Raises:
+        ValueError: Unknown ``zero``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import sign
+        >>> code = sign()
+        >>> v = jnp.array([0.1, -2.0, 0.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 1., -1.,  1.], dtype=float32)
+
+    References:
+        Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+        ICML 2018.
+
+    Differences from the paper:
+        The paper's sign of zero is zero.
+    """
+    positive = _positive(zero)
+
+    def encode(x: jax.Array, key: Key = None) -> jax.Array:
+        del key
+        return jnp.packbits(positive(x.reshape(-1)))
+
+    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
+        del key
+        bits = unpack_bits(payload, like.size)
+        v = jnp.where(bits == 1, 1.0, -1.0)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, "sign")
+
+
+def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
+    if zero not in ZEROS:
+        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
+    return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)
+
+
 PARTS = {
     "count": lambda v: (v >= 0).astype(jnp.float32),
     "high": lambda v: jnp.maximum(v, 0.0),
@@ -149,116 +281,3 @@ def _counts(flat: jax.Array, *, width: int) -> jax.Array:
 
 # Sums of one array are merged into one loop otherwise, which does not vectorise.
 _sums = alone(_column_sums, "fn", "width")
-
-
-class ScaledSign(NamedTuple):
-    """Payload of `scaled_sign`.
-
-    Attributes:
-        bits: ``uint8 [ceil(n / 8)]``, set where the entry counts as positive.
-        scale: Mean absolute value, ``float32 [1]``.
-    """
-
-    bits: jax.Array
-    scale: jax.Array
-
-
-def scaled_sign(*, zero: str = "positive") -> Compressor:
-    """The sign of each entry times the array's mean absolute value, as in EF-signSGD.
-
-    For an array v of n entries::
-
-        q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
-
-    An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
-    An array that is not finite decodes to nothing finite.
-
-    Args:
-        zero: The sign of zero, ``"positive"`` or ``"negative"``.
-
-    Returns:
-        A compressor of ``ceil(n / 8) + 4`` bytes; contracts.
-
-    Raises:
-        ValueError: Unknown ``zero``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from parsgd.compressors import scaled_sign
-        >>> code = scaled_sign()
-        >>> v = jnp.array([1.0, -2.0, 3.0])
-        >>> code.decode(code.encode(v, None), v, None)
-        Array([ 2., -2.,  2.], dtype=float32)
-    """
-    positive = _positive(zero)
-
-    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
-        return encode_padded(x, 0, key)
-
-    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
-        del key
-        v = flat32(x)
-        scale = total(v, jnp.abs) / jnp.maximum(v.size - zeros, 1)
-        return ScaledSign(jnp.packbits(positive(v)), scale[None])
-
-    def decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
-        del key
-        bits = unpack_bits(payload.bits, like.size)
-        v = jnp.where(bits == 1, payload.scale, -payload.scale)
-        return v.reshape(like.shape).astype(like.dtype)
-
-    return Compressor(
-        encode,
-        decode,
-        "scaled_sign",
-        contracts=True,
-        exposes_nonfinite=True,
-        encode_padded=encode_padded,
-    )
-
-
-def sign(*, zero: str = "positive") -> Compressor:
-    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
-
-    The size is lost, so the step's size must come from elsewhere, and error feedback is
-    no remedy. Zero, and what is not a number, count as ``zero`` says and as negative.
-
-    Args:
-        zero: The sign of zero, ``"positive"`` or ``"negative"``.
-
-    Returns:
-        A compressor of ``ceil(n / 8)`` bytes.
-
-    Raises:
-        ValueError: Unknown ``zero``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from parsgd.compressors import sign
-        >>> code = sign()
-        >>> v = jnp.array([0.1, -2.0, 0.0])
-        >>> code.decode(code.encode(v, None), v, None)
-        Array([ 1., -1.,  1.], dtype=float32)
-
-    Differences from the paper:
-        The paper's sign of zero is zero.
-    """
-    positive = _positive(zero)
-
-    def encode(x: jax.Array, key: Key = None) -> jax.Array:
-        del key
-        return jnp.packbits(positive(x.reshape(-1)))
-
-    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
-        del key
-        bits = unpack_bits(payload, like.size)
-        v = jnp.where(bits == 1, 1.0, -1.0)
-        return v.reshape(like.shape).astype(like.dtype)
-
-    return Compressor(encode, decode, "sign")
-
-
-def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
-    if zero not in ZEROS:
-        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
-    return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)

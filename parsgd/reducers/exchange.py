@@ -1,16 +1,6 @@
 """How compressed arrays are averaged over workers: the wire under every reducer.
 
-Three forms, of which the code's own facts pick between the first two::
-
-    gathered    every worker gathers W payloads and averages what they decode to
-    summed      a linear code's payloads are averaged, and decoded once
-    two-sided   worker r owns stripe r of the array: it averages the W payloads of its
-                stripe, adds its own residual, encodes the average again and sends that
-                to all
-
-Gathering costs (W - 1) payloads per worker and loses nothing on the way back. The
-two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is, as
-long as an array has at least W columns: stripes are whole columns.
+Its two-sided form is that of Seide et al. 2014, see `parsgd.reducers.two_sided`.
 """
 
 import zlib
@@ -67,11 +57,11 @@ class Averaged(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How leaves are compressed and averaged.
+    """How leaves are compressed and averaged; `exchange` makes and explains it.
 
     Attributes:
         compressor: The code.
-        two_sided: Encode the average again, see above.
+        two_sided: Encode the average again.
         bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Seed of what a stochastic code draws.
@@ -204,10 +194,44 @@ def exchange(
     min_size: int = 0,
     seed: int = 0,
 ) -> Exchange:
-    """An `Exchange`, checked; see there for the arguments.
+    """How arrays v_w of W workers become the average of what they are sent as.
+
+    Three forms, of which the code's own facts pick between the first two::
+
+        gathered    every worker gathers W payloads and averages what they decode to:
+                    mean_w decode(encode(v_w))
+        summed      a linear code's payloads are added on the way, and decoded once:
+                    decode(sum_w encode(v_w / W))
+        two-sided   worker r owns stripe r of the array: it averages the W payloads of
+                    its stripe, adds its own residual, encodes the average again and
+                    sends that to all
+
+    Gathering costs W - 1 payloads per worker and loses nothing on the way back. The
+    two-sided form costs 2 (W - 1) / W, for arrays of W columns or more.
+
+    Args:
+        compressor: The code.
+        two_sided: Use the two-sided form.
+        bucket: Compress all leaves as one flat array.
+        min_size: Leaves of fewer elements are averaged as they are; 0 with ``bucket``.
+        seed: Seed of what a stochastic code draws.
+
+    Returns:
+        An `Exchange`, checked.
 
     Raises:
-        ValueError: No compressor, by a `UserError`; options that exclude each other.
+        UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
+            number of 0 or more.
+        ValueError: ``two_sided`` with a code whose payloads are summed or that does not
+            shrink its error, or ``bucket`` with ``min_size``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import fp16
+        >>> from parsgd.reducers import exchange
+        >>> channel, x = exchange(fp16()), jnp.ones((1, 2))
+        >>> channel.average(channel.split(x)[0], channel.init(x)).mean
+        {'': Array([[1., 1.]], dtype=float32)}
     """
     compressor = checked(compressor)
     if two_sided and (compressor.sums or compressor.shared_key):

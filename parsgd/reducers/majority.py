@@ -18,9 +18,9 @@ TIES = ("positive", "zero")
 
 
 def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
-    """The sign of the sum of the workers' signs, entry by entry: +1 or -1.
+    """The sign of the sum of the workers' signs, entry by entry.
 
-    For a gradient g::
+    That is +1 or -1, or 0 at a tie with ``tie="zero"``. For a gradient g::
 
         g <- sign(sum_w sign(g_w))
 
@@ -32,12 +32,30 @@ def majority_vote(*, tie: str = "positive") -> optax.GradientTransformation:
         tie: What an even vote becomes: ``"positive"``, +1, as a single bit from a
             server would, or ``"zero"``. A zero gradient counts as positive.
 
+    Returns:
+        An optax transformation with an `ExchangeState`.
+
     Raises:
         ValueError: Unknown ``tie``.
 
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from parsgd import comm
+        >>> from parsgd.reducers import majority_vote
+        >>> vote = majority_vote()
+        >>> g = jnp.array([[5.0, -1.0], [-1.0, 2.0], [-1.0, 3.0]])  # of three workers
+        >>> each = lambda g: vote.update(g, vote.init(g))[0]
+        >>> jax.vmap(each, axis_name=comm.LANES)(g)[0]
+        Array([-1.,  1.], dtype=float32)
+
+    References:
+        Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+        ICML 2018.
+
     Differences from the paper:
         A server counts the votes there; here every worker gathers all of them, so
-        (W - 1)/8 bytes per entry are sent and none come back.
+        (W - 1)/8 bytes per entry are sent and none come back. The paper's sign of zero
+        is zero; here a zero, which one bit cannot say, counts as positive.
     """
     if tie not in TIES:
         raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")
