@@ -217,7 +217,7 @@ def block_momentum(
     Differences from the paper:
         The local optimizer is any, and starts each round anew by default: that is
         CNTK's choice. The data order is the run's, not the paper's partition of the
-        data into blocks. A compressing ``reducer`` is no part of the paper.
+        data into blocks. The paper has no compressing ``reducer``.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
     outer = optax.chain(reducer or all_reduce(), filtered)
