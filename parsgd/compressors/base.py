@@ -13,7 +13,7 @@ Key: TypeAlias = jax.Array | None
 class Compressor(NamedTuple):
     """A lossy code for one array: two pure functions, and facts about them.
 
-    What an array x is sent as is ``q = decode(encode(x, key), x, key)``.
+    An array x is sent as ``encode(x)`` and arrives as ``q = decode(encode(x))``.
 
     Attributes:
         encode: ``(x, key) -> payload``, a pytree of the arrays that are sent, packed.
@@ -27,15 +27,15 @@ class Compressor(NamedTuple):
         shared_key: Whether all workers must draw the same numbers, such as indices
             that are not sent. Workers draw their own otherwise.
         sums: Whether payloads may be added on the way and decoded once, instead of
-            being gathered. Worker w then sends ``encode(v_w / W)``, and
-            ``decode(sum_w encode(v_w / W))`` must be the mean of what the v_w are sent
+            being gathered. Worker w then sends ``encode(x_w / W)``, and
+            ``decode(sum_w encode(x_w / W))`` must be the mean of what the x_w arrive
             as. So ``encode`` and ``decode`` must be linear, but for rounding: an offset
             in the payload would be added W times.
         contracts: Whether error feedback keeps what was not sent bounded.
             `error_feedback`, `ef21` and ``two_sided`` refuse a code without it. It does
             if ``|x - q|^2 <= (1 - delta) |x|^2 + c`` in expectation for some delta > 0
             and a fixed c: 0 for most codes, not for `threshold`, which leaves all
-            entries below tau. Nothing tests it: who writes a code must say so.
+            entries below tau. Nothing checks it of a code of your own.
         exposes_nonfinite: Whether the payload's floats tell if the array is finite: one
             of them is not finite if an entry is not, and no entry decodes to a larger
             magnitude than the largest of them, but for rounding. Then only these few

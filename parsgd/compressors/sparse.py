@@ -164,7 +164,9 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         2
 
     References:
-        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018.
+        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Wangni et al.,
+        "Gradient Sparsification for Communication-Efficient Distributed Optimization",
+        NeurIPS 2018 (unbiased sparsification).
     """
     _check_ratio("ratio", ratio)
 
@@ -223,8 +225,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         >>> from parsgd.compressors import threshold
         >>> code = threshold(tau=2.0, capacity_ratio=0.75)
         >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
-        >>> payload = code.encode(v, None)
-        >>> code.decode(payload, v, None)
+        >>> code.decode(code.encode(v, None), v, None)
         Array([-5.,  0.,  0.,  2.], dtype=float32)
 
     References:
@@ -232,13 +233,12 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         Interspeech 2015.
 
     Differences from the paper:
-        Entries are sent as they are, the paper's as tau with their sign, and there is
-        no limit to how many.
+        Entries are sent as they are, where the paper sends tau with their sign, and at
+        most k of them, where the paper has no limit.
 
     Note:
-        Below tau nothing is sent, so the error has an absolute bound instead of one in
-        proportion to the array: with error feedback an entry waits until it reaches
-        tau. So ``contracts`` is set, see `Compressor`.
+        The error has an absolute bound, not one in proportion to the array, which is
+        enough for error feedback (`Compressor.contracts`).
     """
     if not (math.isfinite(tau) and tau >= 0):
         raise ValueError(f"tau={tau}: a magnitude, so a finite number of 0 or more")

@@ -173,8 +173,8 @@ def block_momentum(
     In a steady state a round moves the model by ``zeta G / (1 - eta)``: with the
     default eta the W workers' work counts in full, where plain averaging counts it as
     one worker's. CNTK's D equals the paper's at ``eta = 1 - 1/W`` only. Its and
-    fairseq's Nesterov form takes the look-ahead point as the next model, so that they
-    move ``1 + eta`` times as far as the paper's.
+    fairseq's Nesterov form takes the look-ahead point as the next model, and so moves
+    ``1 + eta`` times as far as the classical form, where the paper's moves as far.
 
     Args:
         optimizer: The local optimizer, any optax transformation.
