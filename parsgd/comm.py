@@ -1,4 +1,4 @@
-"""Communication between workers: the only file that names an axis or a collective.
+"""Communication between workers: all collectives of an algorithm are called here.
 
 W workers sit on two named axes, either of which may be absent::
 

@@ -106,8 +106,9 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
     """The phases of an algorithm, by start: one if it is a single strategy.
 
     Raises:
-        UserError: No phase starts at step 0, two start at the same step, or a number is
-            no whole one.
+        UserError: ``algorithm`` is neither a `Strategy` nor made of phases, no phase
+            starts at step 0, two start at the same step, or a ``start`` or
+            ``local_steps`` is not a whole number in its range.
     """
     if isinstance(algorithm, Strategy):
         return (Phase(0, algorithm),)
@@ -178,10 +179,13 @@ def spread(params: Params) -> jax.Array:
 
 
 def _unspoilt(new: State, old: State) -> State:
-    """A model's state, but the old one where a finite number in it is none any more.
+    """The model's new state, or the old one if a number in it is no longer finite.
 
-    Parameters come back from a batch with a NaN where its gradient is skipped; moving
-    averages such as batch statistics would not.
+    A step with a NaN in its gradient can be skipped, and leaves the parameters as they
+    were. The forward pass has already put the NaN into moving averages such as batch
+    statistics, which would keep it for good. So if a floating-point entry that was
+    finite is not any more, all floating-point leaves stay as they were; others, such as
+    counts, go on.
     """
     good = [
         (jnp.isfinite(x) | ~jnp.isfinite(before)).all()  # a mask of -inf stays one

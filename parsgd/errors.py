@@ -83,7 +83,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def check_accuracy(name: str, value: object) -> None:
-    """Refuse a value that is no accuracy.
+    """Refuse a value that is not an accuracy.
 
     Args:
         name: What the value is of.
@@ -97,10 +97,10 @@ def check_accuracy(name: str, value: object) -> None:
 
 
 def check_whole(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number of at least ``least``.
+    """Refuse what is not a whole number of at least ``least``.
 
     Raises:
-        UserError: Names the argument and its value.
+        UserError: ``value`` is not; names the argument and its value.
 
     Example:
         >>> check_whole("levels", 2.5)

@@ -34,7 +34,7 @@ def refuse_none(folder: Path, cfg: DictConfig) -> None:
     """Refuse to start anew where a checkpoint to go on from was named.
 
     Raises:
-        UserError: There is none.
+        UserError: ``folder`` holds no checkpoint.
     """
     if has_checkpoints(folder):
         return
@@ -74,7 +74,7 @@ def checkpoints(
         code: The checksum of the code of one's own that it calls.
 
     Raises:
-        FolderError: It does not, but the folder holds checkpoints.
+        FolderError: The run saves none, but the folder holds checkpoints.
     """
     node, where = cfg.checkpoint, folder / CHECKPOINTS
     if not saves(cfg):

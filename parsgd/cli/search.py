@@ -75,7 +75,8 @@ def refuse_used(folder: Path, config: DictConfig) -> None:
         config: Of its command, with Hydra's part.
 
     Raises:
-        UserError: Its trials are others, or are chosen at random.
+        UserError: The folder's trials are those of another command, or this search may
+            not choose the same ones again.
     """
     if all(overrides_in(path) is None for path in folder.glob("[0-9]*")):
         return

@@ -119,7 +119,8 @@ def command_line(name: str, words: Sequence[str]) -> list[str]:
         words: A command of parsgd with its arguments, or a Python file with its own.
 
     Raises:
-        UserError: It is neither.
+        UserError: ``words`` is empty, or starts with neither a command of parsgd nor a
+            Python file that exists.
     """
     if not words:
         raise UserError(

@@ -13,6 +13,8 @@ Key: TypeAlias = jax.Array | None
 class Compressor(NamedTuple):
     """A lossy code for one array: two pure functions, and facts about them.
 
+    An array x is sent as ``encode(x)`` and arrives as ``q = decode(encode(x))``.
+
     Attributes:
         encode: ``(x, key) -> payload``, a pytree of the arrays that are sent, packed.
             ``key`` is a random key, or None for a code that draws nothing.
@@ -24,21 +26,38 @@ class Compressor(NamedTuple):
         stochastic: Whether the code draws random numbers, and so needs a key.
         shared_key: Whether all workers must draw the same numbers, such as indices
             that are not sent. Workers draw their own otherwise.
-        sums: Whether it is linear: the mean of payloads decodes to the mean of what
-            they stand for, so they are reduced and not gathered.
-        contracts: Whether ``|x - decode(encode(x))|^2 <= (1 - delta) |x|^2`` for some
-            delta > 0, in expectation. Error feedback needs it; who writes a code must
-            say so, for without it what was not sent grows without bound.
-        exposes_nonfinite: Whether an entry that is not finite leaves a float of the
-            payload not finite, and no entry decodes to more, but for rounding, than the
-            largest of these. Such arrays need not be searched for what is not finite.
-        encode_padded: ``(x, zeros, key) -> payload``: as ``encode``, where so many of
-            the array's zeros (an int32 scalar) are padding and no entries; for a code
-            whose levels depend on how many entries there are. None where zeros that
-            are added change no level.
+        sums: Whether payloads may be added on the way and decoded once, instead of
+            being gathered. Worker w then sends ``encode(x_w / W)``, and
+            ``decode(sum_w encode(x_w / W))`` must be the mean of what the x_w arrive
+            as. So ``encode`` and ``decode`` must be linear, but for rounding: an offset
+            in the payload would be added W times.
+        contracts: Whether error feedback keeps what was not sent bounded.
+            `error_feedback`, `ef21` and ``two_sided`` refuse a code without it. It does
+            if ``|x - q|^2 <= (1 - delta) |x|^2 + c`` in expectation for some delta > 0
+            and a fixed c: 0 for most codes, not for `threshold`, which leaves all
+            entries below tau. Nothing checks it of a code of your own.
+        exposes_nonfinite: Whether the payload's floats tell if the array is finite: one
+            of them is not finite if an entry is not, and no entry decodes to a larger
+            magnitude than the largest of them, but for rounding. Then only these few
+            numbers are checked, and not the array or its average.
+        encode_padded: ``(x, zeros, key) -> payload``: as ``encode``, where this many of
+            the array's zeros (an int32 scalar) are padding, which count as no entries;
+            for a code whose levels depend on the number of entries. None for a code
+            whose levels do not change with zeros that are added.
         add: ``(total, payload, key) -> total``: add what a payload stands for to an
-            array, for a code that leaves most entries as they are; None to decode it
-            and add all of it.
+            array; for a code that sends few entries. None to decode the payload and add
+            all of it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd import Compressor
+        >>> whole = Compressor(
+        ...     encode=lambda x, key: jnp.round(x).astype(jnp.int8),
+        ...     decode=lambda payload, like, key: payload.astype(like.dtype),
+        ...     name="whole numbers")
+        >>> v = jnp.array([1.2, -2.9])
+        >>> whole.decode(whole.encode(v, None), v, None)
+        Array([ 1., -3.], dtype=float32)
     """
 
     encode: Callable[[jax.Array, Key], Payload]
@@ -62,7 +81,14 @@ def half_precision(compressor: Compressor) -> bool:
 
 
 def payload_bytes(compressor: Compressor, like: Any) -> int:
-    """Bytes of the payload for an array of ``like``'s shape and dtype."""
+    """Bytes of the payload for an array of ``like``'s shape and dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import one_bit, payload_bytes
+        >>> payload_bytes(one_bit(levels="leaf"), jnp.zeros((8, 8)))
+        16
+    """
     leaves = jax.tree.leaves(_payload(compressor, like.shape, like.dtype))
     return sum(x.size * x.dtype.itemsize for x in leaves)
 

@@ -30,11 +30,13 @@ class FP8(NamedTuple):
 def fp16() -> Compressor:
     """IEEE half precision: 11 bits of precision between 6e-5 and 65504.
 
-    Larger entries overflow to infinity, and those below 6e-8 are lost. Payloads are
-    summed on the way, each scaled by 1/W first, so that the sum cannot overflow.
+    ``q = float16(v)``. Larger entries overflow to infinity, and those below 6e-8 are
+    lost. Payloads are summed on the way, each scaled by 1/W first, so that the sum
+    cannot overflow.
 
     Returns:
-        A compressor of ``2 n`` bytes whose payload is the array in ``float16``.
+        A compressor of ``2 n`` bytes whose payload is the array in ``float16``;
+        contracts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,8 +50,11 @@ def fp16() -> Compressor:
 def bf16() -> Compressor:
     """bfloat16: the range of float32 with 8 bits of precision.
 
+    ``q = bfloat16(v)``. Payloads are summed on the way, each scaled by 1/W first.
+
     Returns:
-        A compressor of ``2 n`` bytes whose payload is the array in ``bfloat16``.
+        A compressor of ``2 n`` bytes whose payload is the array in ``bfloat16``;
+        contracts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,18 +63,6 @@ def bf16() -> Compressor:
         Array([1, 2], dtype=bfloat16)
     """
     return _cast(jnp.bfloat16, "bf16")
-
-
-def _cast(dtype: Any, name: str) -> Compressor:
-    def encode(x: jax.Array, key: Key = None) -> jax.Array:
-        del key
-        return x.astype(dtype)
-
-    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
-        del key
-        return payload.reshape(like.shape).astype(like.dtype)
-
-    return Compressor(encode, decode, name, sums=True, contracts=True)
 
 
 def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
@@ -88,7 +81,7 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
             array.
 
     Returns:
-        A compressor of ``n + 4`` bytes, or ``n`` unscaled.
+        A compressor of ``n + 4`` bytes, or ``n`` unscaled; contracts.
 
     Raises:
         ValueError: Unknown ``format``.
@@ -100,6 +93,9 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
         >>> v = jnp.array([1.0, 1.1, -1000.0])
         >>> code.decode(code.encode(v, None), v, None)
         Array([   1.   ,    1.125, -448.   ], dtype=float32)
+
+    References:
+        Micikevicius et al., "FP8 Formats for Deep Learning", 2022, for the formats.
     """
     if format not in FORMATS:
         raise ValueError(f"format={format!r}: choose one of {', '.join(FORMATS)}")
@@ -129,3 +125,15 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(encode, decode, f"fp8({format})", contracts=True)
+
+
+def _cast(dtype: Any, name: str) -> Compressor:
+    def encode(x: jax.Array, key: Key = None) -> jax.Array:
+        del key
+        return x.astype(dtype)
+
+    def decode(payload: jax.Array, like: Any, key: Key = None) -> jax.Array:
+        del key
+        return payload.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(encode, decode, name, sums=True, contracts=True)

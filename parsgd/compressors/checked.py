@@ -24,8 +24,8 @@ def checked(compressor: Compressor) -> Compressor:
         compressor: As given.
 
     Raises:
-        UserError: It is no `Compressor`; or, when it is used, its functions fail,
-            encode to nothing, or decode to another shape or type.
+        UserError: ``compressor`` is not a `Compressor`; or, when it is used, its
+            functions fail, encode to nothing, or decode to another shape or type.
     """
     if not isinstance(compressor, Compressor):
         given = getattr(compressor, "__name__", None) or type(compressor).__name__

@@ -31,11 +31,6 @@ class EightBit(NamedTuple):
     scale: jax.Array
 
 
-def _check_block(size: int | None) -> None:
-    if size is not None:
-        check_whole("block_size", size)
-
-
 def linear_8bit(
     *, block_size: int | None = None, rounding: str = "nearest"
 ) -> Compressor:
@@ -50,9 +45,9 @@ def linear_8bit(
     decode to finite values; other blocks are not touched.
 
     Args:
-        block_size: Consecutive entries that share M; None for the whole array. With
-            blocks, one outlier costs precision in its own block only. Multiples of 32
-            are fast.
+        block_size: Consecutive entries that share M, 1 or more; None for the whole
+            array. With blocks, one outlier costs precision in its own block only.
+            Multiples of 32 are fast.
         rounding: ``"nearest"``, or ``"random"``: up or down such that the mean is v,
             with variance ``(M / 127)^2 p (1 - p)``, p the fraction.
 
@@ -62,7 +57,8 @@ def linear_8bit(
         else.
 
     Raises:
-        ValueError: An argument out of range.
+        UserError: ``block_size`` is not a whole number of 1 or more.
+        ValueError: Unknown ``rounding``; from ``encode``, no key to round at random.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,6 +67,11 @@ def linear_8bit(
         >>> v = jnp.array([-127.0, 0.0, 3.4])
         >>> code.decode(code.encode(v, None), v, None)
         Array([-127.,    0.,    3.], dtype=float32)
+
+    References:
+        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
+        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for
+        the blocks.
     """
     _check_block(block_size)
     if rounding not in ROUNDINGS:
@@ -110,6 +111,72 @@ def linear_8bit(
         contracts=contracts,
         exposes_nonfinite=True,
     )
+
+
+def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
+    """The nearest of 256 values whose spacing grows with their size: seven decades.
+
+    A code is a sign and seven bits: a run of k zeros, a one, and the 6 - k bits that
+    are left, as a number f::
+
+        value = +- 10^-k (0.1 + 0.9 (f + 1/2) / 2^(6 - k))
+
+    Seven zeros are 0; with the sign bit set they are +1, so that a block's largest
+    value comes back as it was, if it is positive: -1 is -0.993. Values are relative to
+    the block's largest absolute value M, so entries a million times smaller still have
+    a code of their own. Zero decodes to zero, and so does a block whose M is above
+    8.5e37, for 1 / M leaves float32. A block that is not finite does not decode to
+    finite values; other blocks are not touched.
+
+    Args:
+        block_size: Consecutive entries that share the largest absolute value, 1 or
+            more; None for the whole array, as in the first paper.
+
+    Returns:
+        A compressor of ``n + 4 ceil(n / block_size)`` bytes; contracts.
+
+    Raises:
+        UserError: ``block_size`` is not a whole number of 1 or more.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import dynamic_tree_8bit
+        >>> code = dynamic_tree_8bit()
+        >>> v = jnp.array([1.0, 0.0, -0.00007])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 1.000e+00,  0.000e+00, -6.625e-05], dtype=float32)
+
+    References:
+        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
+        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for
+        the blocks of 2048.
+
+    Differences from the papers:
+        The nearest code is computed, not searched for: a value's decade comes from
+        seven comparisons with the midpoints between decades, and is linear inside.
+    """
+    _check_block(block_size)
+
+    def encode(x: jax.Array, key: Key = None) -> EightBit:
+        del key
+        flat = flat32(x)
+        scale = absmax(flat, block_size)
+        factor = inverse(scale, 1)
+        return EightBit(map_groups(_to_tree, flat, factor, block_size), scale)
+
+    def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
+        del key
+        v = map_groups(_from_tree, payload.codes, payload.scale, block_size, whole=True)
+        return v.reshape(like.shape).astype(like.dtype)
+
+    return Compressor(
+        encode, decode, "dynamic_tree_8bit", contracts=True, exposes_nonfinite=True
+    )
+
+
+def _check_block(size: int | None) -> None:
+    if size is not None:
+        check_whole("block_size", size)
 
 
 def dynamic_tree_values() -> np.ndarray:
@@ -173,59 +240,3 @@ def _from_tree(codes, scale, start, extra):
     v = (c + 0.5 - first * (8 / 9)) * unit
     v = jnp.where(code > 128, -v, v)
     return jnp.where(code == 128, 1.0, v) * scale
-
-
-def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
-    """The nearest of 256 values whose spacing grows with their size: seven decades.
-
-    A code is a sign and seven bits: a run of k zeros, a one, and the 6 - k bits that
-    are left, as a number f::
-
-        value = +- 10^-k (0.1 + 0.9 (f + 1/2) / 2^(6 - k))
-
-    Seven zeros are 0; with the sign bit set they are +1, so that a block's largest
-    value comes back as it was, if it is positive: -1 is -0.993. Values are relative to
-    the block's largest absolute value M, so entries a million times smaller still have
-    a code of their own. Zero decodes to zero, and so does a block whose M is above
-    8.5e37, for 1 / M leaves float32. A block that is not finite does not decode to
-    finite values; other blocks are not touched.
-
-    Args:
-        block_size: Consecutive entries that share the largest absolute value; None for
-            the whole array, as in the first paper.
-
-    Returns:
-        A compressor of ``n + 4 ceil(n / block_size)`` bytes; contracts.
-
-    Raises:
-        ValueError: ``block_size`` less than 1.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from parsgd.compressors import dynamic_tree_8bit
-        >>> code = dynamic_tree_8bit()
-        >>> v = jnp.array([1.0, 0.0, -0.00007])
-        >>> code.decode(code.encode(v, None), v, None)
-        Array([ 1.000e+00,  0.000e+00, -6.625e-05], dtype=float32)
-
-    Differences from the paper:
-        The nearest code is computed, not searched for: a value's decade comes from
-        seven comparisons with the midpoints between decades, and is linear inside.
-    """
-    _check_block(block_size)
-
-    def encode(x: jax.Array, key: Key = None) -> EightBit:
-        del key
-        flat = flat32(x)
-        scale = absmax(flat, block_size)
-        factor = inverse(scale, 1)
-        return EightBit(map_groups(_to_tree, flat, factor, block_size), scale)
-
-    def decode(payload: EightBit, like: Any, key: Key = None) -> jax.Array:
-        del key
-        v = map_groups(_from_tree, payload.codes, payload.scale, block_size, whole=True)
-        return v.reshape(like.shape).astype(like.dtype)
-
-    return Compressor(
-        encode, decode, "dynamic_tree_8bit", contracts=True, exposes_nonfinite=True
-    )

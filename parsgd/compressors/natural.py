@@ -29,18 +29,6 @@ class Natural(NamedTuple):
     codes: jax.Array
 
 
-def _upper_bits(v, scale, start, key):
-    del scale
-    bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
-    if key is not None:
-        add = uniform_bits(key, v.shape, start) >> (32 - MANTISSA)
-    else:
-        add = jnp.uint32(1 << (MANTISSA - 1))
-    # A carry out of the largest exponent would turn the sign.
-    rounded = jnp.where(jnp.isfinite(v), bits + add, bits)
-    return (rounded >> MANTISSA).astype(jnp.uint16)
-
-
 def natural(*, rounding: str = "random") -> Compressor:
     """Sign and exponent: the power of two above or below, with the right mean.
 
@@ -61,7 +49,7 @@ def natural(*, rounding: str = "random") -> Compressor:
         A compressor of ``9 ceil(n / 8)`` bytes; contracts.
 
     Raises:
-        ValueError: Unknown ``rounding``.
+        ValueError: Unknown ``rounding``; from ``encode``, no key to round at random.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,6 +58,9 @@ def natural(*, rounding: str = "random") -> Compressor:
         >>> v = jnp.array([-1.4, 0.0, 1.6])
         >>> code.decode(code.encode(v, None), v, None)
         Array([-1.,  0.,  2.], dtype=float32)
+
+    References:
+        Horvath et al., "Natural Compression for Distributed Deep Learning", 2019.
 
     Differences from the paper:
         None within float32's normal range. Below it (under 1.2e-38) entries round to
@@ -94,3 +85,15 @@ def natural(*, rounding: str = "random") -> Compressor:
         return v.reshape(like.shape).astype(like.dtype)
 
     return Compressor(encode, decode, "natural", stochastic=random, contracts=True)
+
+
+def _upper_bits(v, scale, start, key):
+    del scale
+    bits = jax.lax.bitcast_convert_type(v, jnp.uint32)
+    if key is not None:
+        add = uniform_bits(key, v.shape, start) >> (32 - MANTISSA)
+    else:
+        add = jnp.uint32(1 << (MANTISSA - 1))
+    # A carry out of the largest exponent would turn the sign.
+    rounded = jnp.where(jnp.isfinite(v), bits + add, bits)
+    return (rounded >> MANTISSA).astype(jnp.uint16)

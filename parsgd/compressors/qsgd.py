@@ -47,8 +47,8 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
 
     Args:
         levels: s, 1 to 127. 15 in 5 bits, 7 in 4 bits, 1 in 2 bits.
-        bucket_size: d, consecutive entries that share a norm. Multiples of 32 are
-            fast.
+        bucket_size: d, consecutive entries that share a norm, 1 or more. Multiples of
+            32 are fast.
         norm: ``"l2"``, the paper's analysis, or ``"max"``, what its experiments use: a
             larger part of the levels is used.
 
@@ -58,7 +58,8 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
         ``bucket_size < 4 s^2``.
 
     Raises:
-        ValueError: An argument out of range.
+        UserError: ``levels`` or ``bucket_size`` is not a whole number of 1 or more.
+        ValueError: ``levels`` above 127, or unknown ``norm``; from ``encode``, no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -67,6 +68,10 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
         >>> v = jnp.array([-2.0, 0.0, 2.0])
         >>> code.decode(code.encode(v, jax.random.key(0)), v, None)
         Array([-2.,  0.,  2.], dtype=float32)
+
+    References:
+        Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization
+        and Encoding", NeurIPS 2017.
 
     Differences from the paper:
         Codes have a fixed width instead of Elias codes: the length of those depends on

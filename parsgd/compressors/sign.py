@@ -4,8 +4,6 @@ Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Par
 Distributed Training of Speech DNNs", Interspeech 2014; Bernstein et al., "signSGD:
 Compressed Optimisation for Non-Convex Problems", ICML 2018; Karimireddy et al., "Error
 Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
-
-Bits stand as in ``packbits``: entry i is bit ``7 - i % 8`` of byte ``i // 8``.
 """
 
 import functools
@@ -31,7 +29,8 @@ class OneBit(NamedTuple):
     """Payload of `one_bit`.
 
     Attributes:
-        bits: ``uint8 [ceil(n / 8)]``, set where the entry is >= 0.
+        bits: ``uint8 [ceil(n / 8)]`` as of ``packbits``, set where the entry is >= 0:
+            entry i is bit ``7 - i % 8`` of byte ``i // 8``.
         low: Mean of each group's negative entries, ``float32 [groups]``.
         high: Mean of each group's other entries, ``float32 [groups]``.
     """
@@ -39,6 +38,19 @@ class OneBit(NamedTuple):
     bits: jax.Array
     low: jax.Array
     high: jax.Array
+
+
+class ScaledSign(NamedTuple):
+    """Payload of `scaled_sign` and `sign`.
+
+    Attributes:
+        bits: ``uint8 [ceil(n / 8)]`` as of ``packbits``, set where the entry counts as
+            positive.
+        scale: What a positive entry decodes to, ``float32 [1]``.
+    """
+
+    bits: jax.Array
+    scale: jax.Array
 
 
 def one_bit(*, levels: str = "column") -> Compressor:
@@ -58,7 +70,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
             whole array is one group.
 
     Returns:
-        A compressor of ``ceil(n / 8) + 8 groups`` bytes for n entries.
+        A compressor of ``ceil(n / 8) + 8 groups`` bytes for n entries; contracts.
 
     Raises:
         ValueError: Unknown ``levels``.
@@ -71,6 +83,10 @@ def one_bit(*, levels: str = "column") -> Compressor:
         >>> code.decode(code.encode(v), v)
         Array([[ 2., -3.],
                [ 2., -3.]], dtype=float32)
+
+    References:
+        Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
     """
     if levels not in GROUPS:
         raise ValueError(f"levels={levels!r}: choose one of {', '.join(GROUPS)}")
@@ -112,6 +128,135 @@ def one_bit(*, levels: str = "column") -> Compressor:
     )
 
 
+def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
+    """The sign of each entry times the array's mean size, as in EF-signSGD.
+
+    For an array v of n entries::
+
+        l1   q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
+        l2   q = |v|_2 / sqrt(n) * sign(v),   |q|_2 = |v|_2
+
+    An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
+    An array that is not finite decodes to nothing finite.
+
+    Args:
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
+        norm: Of which the size is, ``"l1"``, or ``"l2"`` as in the code of 1-bit Adam.
+
+    Returns:
+        A compressor of ``ceil(n / 8) + 4`` bytes. It contracts with ``"l1"``; with
+        ``"l2"`` only where ``|v|_1 > sqrt(n) |v|_2 / 2``, as for entries of similar
+        sizes, but not for sparse ones. Error feedback refuses that but in
+        `parsgd.one_bit_adam` and `parsgd.zero_one_adam`, whose own it is.
+
+    Raises:
+        ValueError: Unknown ``zero`` or ``norm``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import scaled_sign
+        >>> code = scaled_sign()
+        >>> v = jnp.array([1.0, -2.0, 3.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 2., -2.,  2.], dtype=float32)
+
+    References:
+        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+        Schemes", ICML 2019.
+
+    Differences from the paper:
+        One bit cannot say zero, which counts as ``zero`` says.
+    """
+    positive = _positive(zero)
+    if norm not in NORMS:
+        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
+
+    def size(v: jax.Array, count: Any) -> jax.Array:
+        if norm == "l1":
+            return total(v, jnp.abs) / count
+        largest = jnp.max(jnp.abs(v), initial=0.0)  # squares would leave float32
+        unit = v / jnp.where(largest > 0, largest, 1.0)
+        return largest * jnp.sqrt(total(unit, jnp.square) / count)
+
+    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
+        return encode_padded(x, 0, key)
+
+    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
+        del key
+        v = flat32(x)
+        scale = size(v, jnp.maximum(v.size - zeros, 1))
+        return ScaledSign(jnp.packbits(positive(v)), scale[None])
+
+    return Compressor(
+        encode,
+        _decode,
+        "scaled_sign" if norm == "l1" else KEEPS_NORM,
+        contracts=norm == "l1",
+        exposes_nonfinite=True,
+        encode_padded=encode_padded,
+    )
+
+
+def sign(*, zero: str = "positive") -> Compressor:
+    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
+
+    For an entry v::
+
+        q = 1 if v >= 0 else -1
+
+    The size is lost, so the step's size must come from elsewhere, and error feedback is
+    no remedy. One number tells what bits cannot: an array of zeros decodes to zeros, so
+    that a worker with nothing to say has no vote, and one that is not finite to NaN.
+
+    Args:
+        zero: The sign of other zeros, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A compressor of ``ceil(n / 8) + 4`` bytes.
+
+    Raises:
+        ValueError: Unknown ``zero``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import sign
+        >>> code = sign()
+        >>> v = jnp.array([0.1, -2.0, 0.0])
+        >>> code.decode(code.encode(v, None), v, None)
+        Array([ 1., -1.,  1.], dtype=float32)
+
+    References:
+        Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+        ICML 2018.
+
+    Differences from the paper:
+        The paper's sign of zero is zero.
+    """
+    positive = _positive(zero)
+
+    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
+        del key
+        v = flat32(x)
+        largest = jnp.max(jnp.abs(v), initial=0.0)
+        said = jnp.where(jnp.isfinite(largest), jnp.sign(largest), jnp.nan)
+        return ScaledSign(jnp.packbits(positive(v)), said[None])
+
+    return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
+
+
+def _decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
+    del key
+    bits = unpack_bits(payload.bits, like.size)
+    v = jnp.where(bits == 1, payload.scale, -payload.scale)
+    return v.reshape(like.shape).astype(like.dtype)
+
+
+def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
+    if zero not in ZEROS:
+        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
+    return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)
+
+
 PARTS = {
     "count": lambda v: (v >= 0).astype(jnp.float32),
     "high": lambda v: jnp.maximum(v, 0.0),
@@ -151,129 +296,3 @@ def _counts(flat: jax.Array, *, width: int) -> jax.Array:
 
 # Sums of one array are merged into one loop otherwise, which does not vectorise.
 _sums = alone(_column_sums, "fn", "width")
-
-
-class ScaledSign(NamedTuple):
-    """Payload of `scaled_sign` and `sign`.
-
-    Attributes:
-        bits: ``uint8 [ceil(n / 8)]``, set where the entry counts as positive.
-        scale: What a positive entry decodes to, ``float32 [1]``.
-    """
-
-    bits: jax.Array
-    scale: jax.Array
-
-
-def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
-    """The sign of each entry times the array's mean size, as in EF-signSGD.
-
-    For an array v of n entries::
-
-        l1   q = |v|_1 / n * sign(v),   |v - q|^2 = (1 - |v|_1^2 / (n |v|_2^2)) |v|_2^2
-        l2   q = |v|_2 / sqrt(n) * sign(v),   |q|_2 = |v|_2
-
-    An array of zeros decodes to zeros; other zeros do not, since a bit has two values.
-    An array that is not finite decodes to nothing finite.
-
-    Args:
-        zero: The sign of zero, ``"positive"`` or ``"negative"``.
-        norm: Of which the size is, ``"l1"``, or ``"l2"`` as in the code of 1-bit Adam.
-
-    Returns:
-        A compressor of ``ceil(n / 8) + 4`` bytes. It contracts with ``"l1"``; with
-        ``"l2"`` only where ``|v|_1 > sqrt(n) |v|_2 / 2``, as for entries of similar
-        sizes, but not for sparse ones. Error feedback refuses that but in
-        `parsgd.one_bit_adam` and `parsgd.zero_one_adam`, whose own it is.
-
-    Raises:
-        ValueError: Unknown ``zero`` or ``norm``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from parsgd.compressors import scaled_sign
-        >>> code = scaled_sign()
-        >>> v = jnp.array([1.0, -2.0, 3.0])
-        >>> code.decode(code.encode(v, None), v, None)
-        Array([ 2., -2.,  2.], dtype=float32)
-    """
-    positive = _positive(zero)
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
-
-    def size(v: jax.Array, count: Any) -> jax.Array:
-        if norm == "l1":
-            return total(v, jnp.abs) / count
-        largest = jnp.max(jnp.abs(v), initial=0.0)  # squares would leave float32
-        unit = v / jnp.where(largest > 0, largest, 1.0)
-        return largest * jnp.sqrt(total(unit, jnp.square) / count)
-
-    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
-        return encode_padded(x, 0, key)
-
-    def encode_padded(x: jax.Array, zeros: Any, key: Key = None) -> ScaledSign:
-        del key
-        v = flat32(x)
-        scale = size(v, jnp.maximum(v.size - zeros, 1))
-        return ScaledSign(jnp.packbits(positive(v)), scale[None])
-
-    return Compressor(
-        encode,
-        _decode,
-        "scaled_sign" if norm == "l1" else KEEPS_NORM,
-        contracts=norm == "l1",
-        exposes_nonfinite=True,
-        encode_padded=encode_padded,
-    )
-
-
-def sign(*, zero: str = "positive") -> Compressor:
-    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
-
-    The size is lost, so the step's size must come from elsewhere, and error feedback is
-    no remedy. One number tells what bits cannot: an array of zeros decodes to zeros, so
-    that a worker with nothing to say has no vote, and one that is not finite to NaN.
-
-    Args:
-        zero: The sign of other zeros, ``"positive"`` or ``"negative"``.
-
-    Returns:
-        A compressor of ``ceil(n / 8) + 4`` bytes.
-
-    Raises:
-        ValueError: Unknown ``zero``.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from parsgd.compressors import sign
-        >>> code = sign()
-        >>> v = jnp.array([0.1, -2.0, 0.0])
-        >>> code.decode(code.encode(v, None), v, None)
-        Array([ 1., -1.,  1.], dtype=float32)
-
-    Differences from the paper:
-        The paper's sign of zero is zero.
-    """
-    positive = _positive(zero)
-
-    def encode(x: jax.Array, key: Key = None) -> ScaledSign:
-        del key
-        v = flat32(x)
-        largest = jnp.max(jnp.abs(v), initial=0.0)
-        said = jnp.where(jnp.isfinite(largest), jnp.sign(largest), jnp.nan)
-        return ScaledSign(jnp.packbits(positive(v)), said[None])
-
-    return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
-
-
-def _decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
-    del key
-    bits = unpack_bits(payload.bits, like.size)
-    v = jnp.where(bits == 1, payload.scale, -payload.scale)
-    return v.reshape(like.shape).astype(like.dtype)
-
-
-def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
-    if zero not in ZEROS:
-        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
-    return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)

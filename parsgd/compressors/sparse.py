@@ -1,16 +1,4 @@
-"""A few of the entries, and nothing of the rest: top-k, random-k, threshold.
-
-Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017;
-Stich et al., "Sparsified SGD with Memory", NeurIPS 2018; Lin et al., "Deep Gradient
-Compression", ICLR 2018; Wangni et al., "Gradient Sparsification for
-Communication-Efficient Distributed Optimization", NeurIPS 2018.
-
-For n entries v, of which the set S of k is sent::
-
-    q_i = v_i for i in S, 0 elsewhere;     |v - q|^2 <= (1 - k/n) |v|^2
-
-for the k largest, and with equality in expectation for k at random.
-"""
+"""A few of the entries, and nothing of the rest: top-k, random-k, threshold."""
 
 import math
 from typing import Any, NamedTuple
@@ -59,6 +47,10 @@ def top_k(
 ) -> Compressor:
     """The k largest entries in absolute value, with their indices.
 
+    For n entries v, with S the indices of the k largest::
+
+        q_i = v_i for i in S, 0 elsewhere,   |v - q|^2 <= (1 - k/n) |v|^2
+
     k is ``ratio n`` rounded, and at least 1. Of equal entries the first ones are
     chosen. Infinities are the largest entries; NaN counts as less than zero, so that it
     is sent only where fewer than k numbers are left. With k = n this is the array.
@@ -74,7 +66,7 @@ def top_k(
 
     Returns:
         A compressor of ``4 k + index_bytes(k, n)`` bytes, or with ``values`` its bytes
-        for k entries instead of 4 k. Indices take::
+        for k entries instead of 4 k; contracts if ``values`` does. Indices take::
 
             index_bytes = the least of ceil(k ceil(log2 n) / 8), ceil(n / 8) and, for
                 any l, ceil(k l / 8) + ceil((k + floor((n - 1) / 2^l)) / 8)
@@ -91,6 +83,11 @@ def top_k(
         >>> v = jnp.array([-5.0, 1.0, 2.0, -3.0])
         >>> code.decode(code.encode(v, None), v, None)
         Array([-5.,  0.,  0., -3.], dtype=float32)
+
+    References:
+        Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
+        2017. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Lin et al.,
+        "Deep Gradient Compression", ICLR 2018 (the sampled choice).
 
     Differences from the papers:
         Aji and Heafield choose among the entries of all leaves; that is
@@ -141,8 +138,8 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     All entries are equally likely. Their indices follow from the key, which all
     workers have, so they are not sent, and payloads can be summed on the way::
 
-        q_i = v_i for i in S, or scaled (n / k) v_i: then E[q] = v and
-        E |q - v|^2 = (n / k - 1) |v|^2
+        q_i = v_i for i in S, 0 elsewhere,   E |q - v|^2 = (1 - k/n) |v|^2
+        or scaled (n / k) v_i: then E[q] = v and E |q - v|^2 = (n / k - 1) |v|^2
 
     Args:
         ratio: k / n, above 0 and at most 1; k is ``ratio n`` rounded, at least 1.
@@ -150,10 +147,11 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
             feedback: its error may be larger than what it encodes.
 
     Returns:
-        A compressor of ``4 k`` bytes. With k = n it is the array.
+        A compressor of ``4 k`` bytes; contracts unless ``scaled``. With k = n it is the
+        array.
 
     Raises:
-        ValueError: ``ratio`` outside (0, 1]; or, when used, no key.
+        ValueError: ``ratio`` outside (0, 1]; when used with k < n, no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -164,6 +162,11 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         (2,)
         >>> int(jnp.sum(code.decode(payload, v, jax.random.key(0)) == v))
         2
+
+    References:
+        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Wangni et al.,
+        "Gradient Sparsification for Communication-Efficient Distributed Optimization",
+        NeurIPS 2018 (unbiased sparsification).
     """
     _check_ratio("ratio", ratio)
 
@@ -199,10 +202,13 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
 def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
     """The entries of at least tau in absolute value, as far as there is room.
 
+    For entries v::
+
+        q_i = v_i where |v_i| >= tau, 0 elsewhere
+
     A compiled program sends arrays of a fixed size: room for k entries. If fewer reach
     tau the rest of the room holds zeros; if more do the k largest are sent, and error
-    feedback keeps the others for later. NaN counts as reaching tau, and ranks below
-    every number.
+    feedback keeps the others for later. NaN reaches tau, and ranks below every number.
 
     Args:
         tau: Smallest absolute value to send, 0 or more.
@@ -219,14 +225,20 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         >>> from parsgd.compressors import threshold
         >>> code = threshold(tau=2.0, capacity_ratio=0.75)
         >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
-        >>> payload = code.encode(v, None)
-        >>> code.decode(payload, v, None)
+        >>> code.decode(code.encode(v, None), v, None)
         Array([-5.,  0.,  0.,  2.], dtype=float32)
 
+    References:
+        Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
+        Interspeech 2015.
+
+    Differences from the paper:
+        Entries are sent as they are, where the paper sends tau with their sign, and at
+        most k of them, where the paper has no limit.
+
     Note:
-        Below tau nothing is sent, so the error does not shrink in proportion to the
-        array. It does not grow either: with error feedback an entry waits until it
-        reaches tau, so ``contracts`` is set.
+        The error has an absolute bound, not one in proportion to the array, which is
+        enough for error feedback (`Compressor.contracts`).
     """
     if not (math.isfinite(tau) and tau >= 0):
         raise ValueError(f"tau={tau}: a magnitude, so a finite number of 0 or more")

@@ -42,7 +42,7 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
     Zeros decode to zeros; an array that is not finite decodes to nothing finite.
 
     Args:
-        clip: c, in standard deviations; None for no clipping.
+        clip: c > 0, in standard deviations; None for no clipping.
         share_scale: Whether s is the largest of all workers' s, as in the paper, where
             the ternary values themselves can then be added up on the way. Each clips
             at its own c sigma all the same. That costs one more message, of one number.
@@ -51,7 +51,7 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         A compressor of ``2 ceil(n / 8) + 4`` bytes.
 
     Raises:
-        ValueError: ``clip`` that is not positive.
+        ValueError: ``clip`` is not positive; from ``encode``, no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -61,9 +61,14 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         >>> code.decode(code.encode(v, jax.random.key(0)), v, None)
         Array([-3.,  0.,  3.], dtype=float32)
 
+    References:
+        Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed
+        Deep Learning", NeurIPS 2017.
+
     Differences from the paper:
         sigma is taken around zero, ``sqrt(mean(g^2))``, not around the mean: an array
-        of equal entries would be clipped to zero otherwise.
+        of equal entries would be clipped to zero otherwise. Each worker has a scale of
+        its own unless ``share_scale`` is set.
     """
     if clip is not None and not clip > 0:
         raise ValueError(f"clip={clip}: use a positive number, such as 2.5, or None")

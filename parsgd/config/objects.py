@@ -155,8 +155,8 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     """The config as plain values, if it is whole: what can be said without any call.
 
     Raises:
-        UserError: A value is missing, a key is unknown or of no use, or there are
-            several batch sizes or budgets, or none.
+        UserError: A value is missing, a key is unknown or would not be used, or there
+            is not exactly one batch size and one budget.
     """
     config = resolved(cfg)
     if missing := sorted(OmegaConf.missing_keys(cfg)):

@@ -50,8 +50,8 @@ def make_optimizer(
     """Make the optimizer that a config describes.
 
     Raises:
-        UserError: The rate is no number, a call cannot be made, the rule does not fit
-            the optimizer, or the strategy has no use for what is set.
+        UserError: The rate is not a number of 0 or more, a call cannot be made, the
+            rule does not fit the optimizer, or the strategy cannot use what is set.
     """
     node = config["optimizer"]
     base = node.get("learning_rate")

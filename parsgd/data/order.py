@@ -31,8 +31,9 @@ Tail = Literal["drop", "weight"]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The order of a run, without state: ``batch = f(seed, epoch, step, worker)``.
+    """The order of a run: ``batch = f(seed, epoch, step, worker)``.
 
+    What was drawn is kept for a while, but only to save time: the fields alone decide.
     ``N`` is rarely a multiple of ``B``; ``tail`` says what becomes of the rest ``n``:
 
     - ``"drop"``: those ``n`` examples sit out this epoch (others the next: the
@@ -56,7 +57,8 @@ class Order:
         labels: Class of each example, ``[N]``, for a ``label_skew`` above 0.
 
     Raises:
-        UserError: A size is below 1, or the global batch exceeds the data.
+        UserError: A size is below 1, the global batch exceeds the data, the seed is out
+            of range, or ``tail``, ``shards`` or ``label_skew`` cannot be used.
 
     Example:
         >>> order = Order(examples=10, workers=2, worker_batch=2)
@@ -163,6 +165,9 @@ class Order:
         Returns:
             ``index [count, W, b] int32`` into the training split, and
             ``weight [count, W, b] float32``, or None when no slot is ever padded.
+
+        Raises:
+            UserError: ``start`` or ``count`` is negative.
         """
         if start < 0 or count < 0:
             raise UserError(f"start={start}, count={count}: both must be 0 or more.")

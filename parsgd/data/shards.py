@@ -17,7 +17,7 @@ _STREAM = 1 << 31  # of a seed's random numbers; the first ones are the epochs'
 
 
 def check_shards(shards: str, label_skew: float, labels: np.ndarray | None) -> None:
-    """Refuse what is no way to shard data, or is not for this data.
+    """Refuse a way to shard that does not exist, or does not fit the data.
 
     Raises:
         UserError: Says what to set.

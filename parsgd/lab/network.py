@@ -48,7 +48,7 @@ def parse(text: str) -> Link:
             second), which may be followed by a comma and a time in us, ms or s.
 
     Raises:
-        UserError: It is neither.
+        UserError: ``text`` is neither a preset nor a rate with or without a latency.
 
     Example:
         >>> parse("250mbit,20ms")
@@ -77,7 +77,7 @@ def _preset(name: str) -> Link:
 
 
 def _number(text: str, units: dict[str, float]) -> float:
-    """In the base unit; not a number where it is none."""
+    """In the base unit; NaN where ``text`` is not a number with a known unit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text)
     if match is None or match[2] not in units:
         return math.nan

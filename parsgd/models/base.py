@@ -54,7 +54,7 @@ def as_model(module: Any) -> Model:
             - a `Model`, returned as it is.
 
     Raises:
-        UserError: ``module`` is none of these.
+        UserError: ``module`` is not one of these.
 
     Example:
         >>> import jax.numpy as jnp

@@ -183,8 +183,8 @@ class CNN(Classifier, kw_only=True):
         `max_pool`.
 
     Raises:
-        UserError: A size below 1, a rate outside [0, 1), or inputs that are no images
-            or too small for this many stages.
+        UserError: A size below 1, a rate outside [0, 1), or inputs that are not
+            images or are too small for this many stages.
 
     Example:
         >>> net = CNN(features=[8, 16], batch_norm=True, classes=10)

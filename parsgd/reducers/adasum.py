@@ -1,12 +1,6 @@
 """Adasum: gradients that agree are averaged, gradients that do not are added.
 
-Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021. Two
-workers' gradients a and b become::
-
-    (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
-
-which is a for a = b, a + b for orthogonal ones, and what two steps taken one after the
-other would give to second order. More workers are reduced in pairs, recursively.
+Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 """
 
 from typing import Any
@@ -21,6 +15,13 @@ from parsgd import comm
 def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
     """Reduce gradients by adaptive summation, equal on all workers.
 
+    Two workers' gradients a and b become::
+
+        (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
+
+    which is a for a = b, a + b for orthogonal ones, and what two steps taken one after
+    the other would give to second order. More are reduced in pairs, recursively.
+
     For W a power of two, worker r exchanges with ``r xor 1``, then ``r xor 2``, ``r xor
     4`` and so on: ``log2(W)`` messages of the whole gradient. For other W, with p the
     largest power of two below, workers p and above first give theirs to workers 0, 1,
@@ -34,6 +35,9 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
         per_leaf: Inner products of each leaf by itself (the paper's layers); False for
             those of the gradient as a whole.
 
+    Returns:
+        An optax transformation without state.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from parsgd import comm
@@ -44,9 +48,11 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
         Array([3., 4.], dtype=float32)
 
     References:
-        Maleki et al., MLSys 2021.
+        Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys
+        2021.
 
     Differences from the paper:
+        Before an optimizer the gradient is reduced, not the optimizer's step.
         The whole gradient is exchanged at each level, where the paper halves it: twice
         the bytes at W = 4 and more, and no second pass to collect the halves.
     """

@@ -17,6 +17,9 @@ def clip(norm: float) -> optax.GradientTransformation:
     Args:
         norm: c, above 0.
 
+    Returns:
+        An optax transformation without state.
+
     Raises:
         ValueError: ``norm`` is not positive.
 
@@ -26,6 +29,10 @@ def clip(norm: float) -> optax.GradientTransformation:
         >>> g = jnp.array([3e30, 4e30])
         >>> clip(1.0).update(g, ())[0].round(3)
         Array([0.6, 0.8], dtype=float32)
+
+    References:
+        Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+        networks", ICML 2013.
     """
     if not norm > 0:
         raise ValueError(f"clip: norm={norm} must be positive")

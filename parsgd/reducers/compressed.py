@@ -17,7 +17,7 @@ def compressed_all_reduce(
     min_size: int = 0,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """Average what each worker's compressed gradient stands for.
+    """Average what each worker's compressed gradient stands for, without memory.
 
     For each leaf with gradient g::
 
@@ -29,24 +29,35 @@ def compressed_all_reduce(
     Args:
         compressor: The code.
         two_sided: Encode the average again before it is sent back, with a residual at
-            its owner; see `parsgd.reducers.exchange`.
+            its owner; see `parsgd.reducers.exchange`. For codes that shrink their error
+            (`Compressor.contracts`) and are not summed on the way.
         bucket: Compress all leaves as one flat array, in one message. Groups of a code
             (buckets, levels) then span leaves; codes that look at the whole array, such
             as top-k, choose among all entries.
         min_size: Leaves of fewer elements are averaged as they are, like all
-            one-dimensional leaves and those that would grow.
+            one-dimensional leaves and those that would grow; 0 or more, and 0 with
+            ``bucket``.
         seed: Seed of what a stochastic code draws.
 
+    Returns:
+        An optax transformation with an `ExchangeState`.
+
     Raises:
+        UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
+            number of 0 or more; from ``init``, ``bucket`` with a code that makes one
+            flat array larger; when used, a code whose functions fail.
         ValueError: ``two_sided`` with a code whose payloads are summed or that does not
-            shrink its error, or ``bucket`` with ``min_size``.
-        UserError: From ``init``: ``bucket`` with a code that makes one flat array
-            larger.
+            shrink its error, or ``bucket`` with ``min_size``; with ``two_sided``, from
+            ``update``, a state that belongs to another model, naming the leaf's path.
 
     Example:
-        >>> import optax, parsgd
-        >>> reducer = parsgd.compressed_all_reduce(parsgd.compressors.qsgd())
-        >>> optimizer = optax.chain(reducer, optax.sgd(0.1))
+        >>> import jax.numpy as jnp, parsgd
+        >>> code = parsgd.compressors.linear_8bit()
+        >>> reducer = parsgd.compressed_all_reduce(code)
+        >>> g = jnp.array([[127.0, 0.0, 3.4], [0.6, -7.0, 1.0]])
+        >>> reducer.update(g, reducer.init(g))[0]
+        Array([[127.,   0.,   3.],
+               [  1.,  -7.,   1.]], dtype=float32)
     """
     channel = exchange(
         compressor, two_sided=two_sided, bucket=bucket, min_size=min_size, seed=seed

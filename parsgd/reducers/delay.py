@@ -35,8 +35,11 @@ def delay(k: int = 1) -> optax.GradientTransformation:
     Args:
         k: Steps of delay, 0 or more; 0 changes nothing.
 
+    Returns:
+        An optax transformation with a `DelayState`; without state if k is 0.
+
     Raises:
-        ValueError: ``k`` is negative.
+        UserError: ``k`` is not a whole number of 0 or more.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,7 +54,14 @@ def delay(k: int = 1) -> optax.GradientTransformation:
         [0.0, 1.0, 2.0]
 
     References:
-        Seide et al., Interspeech 2014, section 3.4.
+        Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014, section
+        3.4 (double buffering).
+
+    Differences from the paper:
+        The gradient is late, and nothing travels beside the computation: it shows what
+        staleness does to convergence. The paper's gradients are of one bit; here they
+        are what the chain before it hands on.
     """
     check_whole("k", k, 0)
     if k == 0:

@@ -1,16 +1,6 @@
 """DeMo: decoupled momentum. Workers send the fast components of their own momentum.
 
-Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024. For each leaf
-with gradient g, rate lr and a momentum m that is each worker's own::
-
-    m <- decay m + lr g
-    c = DCT of m, chunk by chunk;   q = the k largest coefficients of each chunk
-    m <- m - inverse DCT of q
-    Q = mean of q, for each coefficient over the workers that sent it
-    out = sign(inverse DCT of Q),   or without the sign
-
-A matrix is cut into blocks of at most chunk x chunk entries and gets the DCT along both
-axes; of k coefficients per block each goes as a value and an index in the block.
+Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024.
 """
 
 import functools
@@ -54,7 +44,18 @@ def demo(
     k: int = 32,
     sign: bool = True,
 ) -> optax.GradientTransformation:
-    """Send the largest DCT coefficients of the momentum; the module has the equations.
+    """Send the largest DCT coefficients of each worker's own momentum.
+
+    For each leaf with gradient g, rate lr and a momentum m that is each worker's own::
+
+        m <- decay m + lr g
+        c = DCT of m, chunk by chunk;   q = the k largest coefficients of each chunk
+        m <- m - inverse DCT of q
+        Q = mean of q, for each coefficient over the workers that sent it
+        out = sign(inverse DCT of Q),   or without the sign
+
+    A matrix is cut into blocks of at most chunk x chunk entries and gets the DCT along
+    both axes; of k coefficients per block each goes as a value and an index.
 
     Put plain SGD after it. A leaf of n entries in B blocks sends K = B k coefficients,
     a gather of ``4 K + index_bytes(K, n)`` bytes (see `parsgd.compressors.top_k`). One-
@@ -72,13 +73,17 @@ def demo(
             with ``sign`` it has no effect. The default keeps m in units of the
             gradient.
         decay: Of the momentum, in [0, 1]; 0.999 in the paper.
-        chunk: Largest side of a block, 64 in the paper. A side is cut into equal parts
-            of the largest divisor that fits.
+        chunk: Largest side of a block, 1 or more; 64 in the paper. A side is cut into
+            equal parts of the largest divisor that fits.
         k: Coefficients per block, 1 or more; 32 in the paper's main runs.
         sign: Take the sign of the result, as the paper's experiments do.
 
+    Returns:
+        An optax transformation with a `DeMoState`.
+
     Raises:
-        ValueError: An argument out of range; or, from ``update``, momentum that belongs
+        UserError: ``chunk`` or ``k`` is not a whole number of 1 or more.
+        ValueError: ``decay`` outside [0, 1]; or, from ``update``, momentum that belongs
             to another model, naming the leaf's path.
 
     Example:
@@ -91,8 +96,9 @@ def demo(
         -0.0010000000474974513
 
     References:
-        Peng, Quesnelle and Kingma, arXiv:2411.19870, 2024, and its published code for
-        blocks, the mean over those that sent and the sign.
+        Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization",
+        arXiv:2411.19870, 2024, and its published code for blocks, the mean over those
+        that sent and the sign.
 
     Differences from the paper:
         Arrays of more than two axes are taken as matrices of their last axis; the code

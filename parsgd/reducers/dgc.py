@@ -1,18 +1,7 @@
 """Deep Gradient Compression: top-k with the momentum kept on the worker's side.
 
 Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication
-Bandwidth for Distributed Training", ICLR 2018. For each weight array with gradient g,
-velocity u, accumulated velocity v and momentum m::
-
-    g <- g min(1, clip / (sqrt(W) norm(g)))      local clipping, of the whole gradient
-    u <- m u + g                                 momentum correction
-    v <- v + u
-    q = the k entries of v that are largest in magnitude, the others zero
-    v <- v - q,   u <- 0 where q is sent         momentum factor masking
-    out = mean(q)
-
-What is sent late has then the size that momentum would have given it, so plain SGD
-takes ``out``.
+Bandwidth for Distributed Training", ICLR 2018.
 """
 
 import math
@@ -52,7 +41,21 @@ def dgc(
     min_size: int = 0,
     select: str = "exact",
 ) -> optax.GradientTransformation:
-    """Sparse gradients with momentum correction; the module has the equations.
+    """Sparse gradients with momentum correction, and memory of what was not sent.
+
+    For each weight array with gradient g, velocity u, accumulated velocity v and
+    momentum m::
+
+        g <- g min(1, clip / (sqrt(W) norm(g)))     local clipping, of the whole
+                                                    gradient
+        u <- m u + g                                momentum correction
+        v <- v + u
+        q = the k entries of v that are largest in magnitude, the others zero
+        v <- v - q,   u <- 0 where q is sent        momentum factor masking
+        out = mean(q)
+
+    What is sent late has then the size that momentum would have given it, so plain SGD
+    takes ``out``.
 
     A weight array of n entries costs a gather of `parsgd.compressors.top_k`'s payload,
     ``4 k + index_bytes(k, n)`` bytes for ``k = max(1, round(density n))``; where that
@@ -74,11 +77,16 @@ def dgc(
         nesterov: Add ``m u + g`` to v in place of u.
         momentum_masking: Zero the velocity of what is sent, so that it does not go on
             in a stale direction.
-        clip_norm: Norm that the whole gradient of all workers would be clipped to; each
-            worker clips its own to this over sqrt(W). None for no clipping.
-        min_size: Leaves of fewer elements are averaged, like one-dimensional ones.
+        clip_norm: Norm that the whole gradient of all workers would be clipped to,
+            above 0; each worker clips its own to this over sqrt(W). None for no
+            clipping.
+        min_size: Leaves of fewer elements are averaged, like one-dimensional ones; 0 or
+            more.
         select: ``"exact"``, or ``"sampled"`` as in the paper: see
             `parsgd.compressors.top_k`. As many entries are sent either way.
+
+    Returns:
+        An optax transformation with a `DGCState`.
 
     Raises:
         ValueError: An argument out of range, or unknown ``select``; or, from
@@ -95,11 +103,13 @@ def dgc(
                [ 0.,  0.]], dtype=float32)
 
     References:
-        Lin et al., ICLR 2018.
+        Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the
+        Communication Bandwidth for Distributed Training", ICLR 2018.
 
     Differences from the paper:
         The k-th largest magnitude is exact unless ``select="sampled"``, where the paper
         estimates it on a sample.
+        One-dimensional leaves (biases) are averaged with ordinary momentum.
         Entries of v that are zero are never masked, even if they are among the k.
     """
     if not 0 < density <= 1:

@@ -1,16 +1,7 @@
 """How compressed arrays are averaged over workers: the wire under every reducer.
 
-Three forms, of which the code's own facts pick between the first two::
-
-    gathered    every worker gathers W payloads and averages what they decode to
-    summed      a linear code's payloads are averaged, and decoded once
-    two-sided   worker r owns stripe r of the array: it averages the W payloads of its
-                stripe, adds its own residual, encodes the average again and sends that
-                to all
-
-Gathering costs (W - 1) payloads per worker and loses nothing on the way back. The
-two-sided form of 1-bit SGD costs 2 (W - 1) / W payloads whatever W is, as
-long as an array has at least W columns: stripes are whole columns.
+Its two-sided form is that of Seide et al. 2014, see `parsgd.reducers.two_sided`; the others stand in
+`parsgd.reducers.one_sided`.
 """
 
 import zlib
@@ -25,12 +16,12 @@ from parsgd.compressors.base import GROWS, why_raw
 from parsgd.compressors.checked import check_contracts, checked
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
-from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
+from parsgd.reducers.decoding import nan_unless_finite
+from parsgd.reducers.one_sided import gathered, summed
 from parsgd.reducers.stripes import stripes_of
-from parsgd.reducers.two_sided import encoded, exchange_stripes
+from parsgd.reducers.two_sided import exchange_stripes
 
 Arrays = dict[str, jax.Array]
-Keys = dict[str, jax.Array | None]
 
 
 class ExchangeState(NamedTuple):
@@ -67,11 +58,11 @@ class Averaged(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How leaves are compressed and averaged.
+    """How leaves are compressed and averaged; `exchange` makes and explains it.
 
     Attributes:
         compressor: The code.
-        two_sided: Encode the average again, see above.
+        two_sided: Encode the average again.
         bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Seed of what a stochastic code draws.
@@ -157,9 +148,9 @@ class Exchange(NamedTuple):
                 self.compressor, arrays, live, keys, state.owner_error
             )
         elif self.compressor.sums:
-            mean, sent, good = _summed(self.compressor, arrays, keys)
+            mean, sent, good = summed(self.compressor, arrays, keys)
         else:
-            mean, sent, good = _gathered(self.compressor, arrays, live, keys)
+            mean, sent, good = gathered(self.compressor, arrays, live, keys)
         mean, sent = _masked(mean, live), _masked(sent, live)
         # All of it, as if it had been seen before it was encoded.
         mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
@@ -205,13 +196,46 @@ def exchange(
     seed: int = 0,
     feedback: str = "",
 ) -> Exchange:
-    """An `Exchange`, checked; see there for the arguments.
+    """How arrays v_w of W workers become the average of what they are sent as.
 
-    ``feedback`` names what keeps a residual of what is sent; empty for nothing.
+    Three forms, of which the code's own facts pick between the first two::
+
+        gathered    every worker gathers W payloads and averages what they decode to:
+                    mean_w decode(encode(v_w))
+        summed      a linear code's payloads are added on the way, and decoded once:
+                    decode(sum_w encode(v_w / W))
+        two-sided   worker r owns stripe r of the array: it averages the W payloads of
+                    its stripe, adds its own residual, encodes the average again and
+                    sends that to all
+
+    Gathering costs W - 1 payloads per worker and loses nothing on the way back. The
+    two-sided form costs 2 (W - 1) / W, for arrays of W columns or more.
+
+    Args:
+        compressor: The code.
+        two_sided: Use the two-sided form.
+        bucket: Compress all leaves as one flat array.
+        min_size: Leaves of fewer elements are averaged as they are; 0 with ``bucket``.
+        seed: Seed of what a stochastic code draws.
+        feedback: Name of what keeps a residual of what is sent; empty for nothing.
+
+    Returns:
+        An `Exchange`, checked.
 
     Raises:
-        ValueError: No compressor, by a `UserError`; options that exclude each other; a
-            residual of a code that does not shrink its error.
+        UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
+            number of 0 or more.
+        ValueError: ``two_sided`` with a code whose payloads are summed or that does not
+            shrink its error, ``feedback`` with one that does not, or ``bucket`` with
+            ``min_size``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.compressors import fp16
+        >>> from parsgd.reducers import exchange
+        >>> channel, x = exchange(fp16()), jnp.ones((1, 2))
+        >>> channel.average(channel.split(x)[0], channel.init(x)).mean
+        {'': Array([[1., 1.]], dtype=float32)}
     """
     compressor = checked(compressor)
     if feedback:
@@ -247,41 +271,3 @@ def _masked(arrays: Arrays, live: Arrays) -> Arrays:
         path: jnp.where(live[path], v, 0.0) if path in live else v
         for path, v in arrays.items()
     }
-
-
-def _summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
-    """``(mean, sent, good)`` by a linear code."""
-    encode, decode = compressor.encode, compressor.decode
-    # Scaled before it is encoded: a sum of W half-precision numbers may overflow, and
-    # what underflows belongs to the residual.
-    share = {p: encode(v / comm.world(), keys[p]) for p, v in arrays.items()}
-    total = comm.total(share)
-    known = _known(compressor, keys)
-    mean = {p: decode(total[p], v, known[p]) for p, v in arrays.items()}
-    sent = {p: comm.world() * decode(share[p], v, known[p]) for p, v in arrays.items()}
-    return mean, sent, {path: paths.finite(x) for path, x in mean.items()}
-
-
-def _known(compressor: Compressor, keys: Keys) -> Keys:
-    """Nobody knows what the others drew with, unless all draw the same."""
-    return keys if compressor.shared_key else dict.fromkeys(keys)
-
-
-def _gathered(
-    compressor: Compressor, arrays: Arrays, live: Arrays, keys: Keys
-) -> tuple:
-    """``(mean, sent, good)`` by any code."""
-    zeros = {p: jnp.sum(~mask, dtype=jnp.int32) for p, mask in live.items()}
-    payload = {
-        p: encoded(compressor, v, zeros.get(p), keys[p]) for p, v in arrays.items()
-    }
-    known = _known(compressor, keys)
-    sent = {p: compressor.decode(payload[p], v, known[p]) for p, v in arrays.items()}
-    gathered, mean = comm.gather(payload), sent
-    if comm.world() > 1:
-        mean = {
-            path: mean_of_decoded(compressor, payloads, arrays[path], known[path])
-            for path, payloads in gathered.items()
-        }
-    good = {p: mean_is_finite(compressor, gathered[p], v) for p, v in mean.items()}
-    return mean, sent, good

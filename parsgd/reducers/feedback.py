@@ -75,10 +75,39 @@ def error_feedback(
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Seed of what a stochastic code draws.
 
+    Returns:
+        An optax transformation with a `FeedbackState`.
+
     Raises:
-        ValueError: A code that does not shrink its error; or, from ``update``, a
-            residual whose leaves are not those of the gradient, as after the model was
-            renamed or reshaped; names the path.
+        UserError: As `compressed_all_reduce`.
+        ValueError: A code that does not shrink its error, and as
+            `compressed_all_reduce`; or, from ``update``, a residual whose leaves are
+            not those of the gradient, as after the model was renamed or reshaped; names
+            the path.
+
+    Example:
+        >>> import jax.numpy as jnp, parsgd
+        >>> reducer = parsgd.error_feedback(parsgd.compressors.top_k(ratio=0.25))
+        >>> g = {"w": jnp.array([[1.0, -5.0], [2.0, 3.0]])}
+        >>> sent, state = reducer.update(g, reducer.init(g))
+        >>> sent["w"]
+        Array([[ 0., -5.],
+               [ 0.,  0.]], dtype=float32)
+        >>> state.error
+        {"['w']": Array([[1., 0.],
+               [2., 3.]], dtype=float32)}
+
+    References:
+        Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
+        Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
+        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+        Schemes", ICML 2019.
+
+    Differences from the papers:
+        Stich et al. and Karimireddy et al. keep the residual of the step; that is the
+        chain with the optimizer first. Leaves of one dimension, and those that would
+        grow, are averaged as they are.
     """
     channel = exchange(
         compressor,
@@ -142,12 +171,32 @@ def ef21(
         min_size: Leaves of fewer elements are averaged as they are.
         seed: Seed of what a stochastic code draws.
 
+    Returns:
+        An optax transformation with an `EF21State`.
+
     Raises:
-        ValueError: As `error_feedback`.
+        UserError: As `error_feedback`.
+        ValueError: As `error_feedback`, but for ``two_sided``.
+
+    Example:
+        >>> import jax.numpy as jnp, parsgd
+        >>> reducer = parsgd.ef21(parsgd.compressors.top_k(ratio=0.25))
+        >>> g = jnp.array([[1.0, -5.0], [2.0, 3.0]])
+        >>> state = reducer.init(g)
+        >>> for _ in range(2):  # the same gradient twice
+        ...     estimate, state = reducer.update(g, state)
+        >>> estimate
+        Array([[ 0., -5.],
+               [ 0.,  3.]], dtype=float32)
+
+    References:
+        Richtarik, Sokolov and Fatkhullin, "EF21: A New, Simpler, Theoretically Better,
+        and Practically Faster Error Feedback", NeurIPS 2021.
 
     Differences from the paper:
         The paper's h starts as a full first gradient, here as zero; after dense first
-        steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these.
+        steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these. Leaves
+        of one dimension, and those that would grow, are averaged as they are.
     """
     code = checked(compressor)
     if code.sums and half_precision(code):

@@ -20,7 +20,7 @@ def majority_vote(
 ) -> optax.GradientTransformation:
     """The sign of the sum of the workers' signs, entry by entry.
 
-    For a gradient g::
+    That is +1 or -1, or 0 at a tie with ``tie="zero"``. For a gradient g::
 
         g <- sign(sum_w sign(g_w))
 
@@ -37,15 +37,29 @@ def majority_vote(
             weight of an input that is always zero, is moved by that in every step.
 
     Returns:
-        The transformation; its updates are +1 and -1, or 0 for a tie with ``"zero"``.
+        An optax transformation with an `ExchangeState`.
 
     Raises:
         ValueError: Unknown ``tie`` or ``zero``.
 
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from parsgd import comm
+        >>> from parsgd.reducers import majority_vote
+        >>> vote = majority_vote()
+        >>> g = jnp.array([[5.0, -1.0], [-1.0, 2.0], [-1.0, 3.0]])  # of three workers
+        >>> each = lambda g: vote.update(g, vote.init(g))[0]
+        >>> jax.vmap(each, axis_name=comm.LANES)(g)[0]
+        Array([-1.,  1.], dtype=float32)
+
+    References:
+        Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+        ICML 2018.
+
     Differences from the paper:
         A server counts the votes there; here every worker gathers all of them, so
-        (W - 1)/8 bytes per entry are sent and none come back. There the sign of zero
-        is zero.
+        (W - 1)/8 bytes per entry are sent and none come back. The paper's sign of zero
+        is zero; here a zero, which one bit cannot say, counts as ``zero`` says.
     """
     if tie not in TIES:
         raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")

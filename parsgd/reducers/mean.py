@@ -24,10 +24,23 @@ def all_reduce(
             `parsgd.reducers.algorithms`; to study them, or for a network that the
             platform does not know.
         group: Neighbouring workers that form a group of the hierarchical form, such as
-            those of one machine; a divisor of W.
+            those of one machine; a divisor of W. None for the other forms.
+
+    Returns:
+        An optax transformation without state.
 
     Raises:
-        ValueError: Unknown ``algorithm``, or a ``group`` missing or without use.
+        ValueError: Unknown ``algorithm``; ``group`` missing with the hierarchical form
+            or given with another; or, from ``update``, a ``group`` that does not divide
+            W.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> reducer = parsgd.all_reduce()
+        >>> g = jnp.array([1.0, 3.0])  # of two workers
+        >>> each = lambda g: reducer.update(g, reducer.init(g))[0]
+        >>> jax.vmap(each, axis_name=parsgd.comm.LANES)(g)
+        Array([2., 2.], dtype=float32)
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(

@@ -36,12 +36,36 @@ def local_momentum(
             gradient's size.
         nesterov: Hand on ``decay m + (1 - dampening) g`` for the new m.
 
+    Returns:
+        An optax transformation with the state of `optax.trace`.
+
     Raises:
-        ValueError: ``decay`` or ``dampening`` out of range.
+        ValueError: ``decay`` or ``dampening`` outside [0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.reducers import local_momentum
+        >>> momentum = local_momentum(0.5)
+        >>> state = momentum.init(jnp.zeros(1))
+        >>> for _ in range(3):
+        ...     m, state = momentum.update(jnp.ones(1), state)
+        ...     print(float(m[0]))
+        1.0
+        1.5
+        1.75
 
     References:
-        Fatkhullin, Tyurin, Richtarik, "Momentum Provably Improves Error Feedback!",
+        Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
+        ICML 2018 (signum).
+        Zheng, Huang and Kwok, "Communication-Efficient Distributed Blockwise Momentum
+        SGD with Error-Feedback", NeurIPS 2019.
+        Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!",
         NeurIPS 2023 (EF21-SGDM).
+
+    Differences from the papers:
+        Zheng et al. rescale the residual when the learning rate changes, and compress
+        the average again (``two_sided`` of `error_feedback`). EF21-SGDM's m starts as a
+        first, dense gradient, here as zero.
     """
     for name, value in (("decay", decay), ("dampening", dampening)):
         if not 0 <= value < 1:

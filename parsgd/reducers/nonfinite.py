@@ -42,8 +42,14 @@ def skip_nonfinite(
 ) -> optax.GradientTransformation:
     """Skip a step if any worker's gradient or update has a NaN or an infinity.
 
-    All workers then get zero updates and keep ``inner``'s state, momentum and residuals
-    included, whichever worker was at fault. They agree by one all-reduce of 4 bytes.
+    With a gradient g and the update u that ``inner`` makes of it::
+
+        good = g and u are finite on all workers
+        u <- u if good else 0,   inner's state <- new if good else old
+
+    In a skipped step all workers get zero updates and keep ``inner``'s state, momentum
+    and residuals included, whichever was at fault. They agree by one all-reduce of 4
+    bytes.
     An update is not finite where gradients are but their sum, or what a code has room
     for, is not. Wrap the whole chain, reducer first::
 
@@ -55,6 +61,9 @@ def skip_nonfinite(
 
     Args:
         inner: Any optax transformation; sees each worker's own gradient.
+
+    Returns:
+        An optax transformation with a `SkipState`.
 
     Example:
         >>> import jax.numpy as jnp, optax

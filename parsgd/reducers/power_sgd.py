@@ -2,17 +2,6 @@
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", NeurIPS 2019.
-
-For each weight array as a matrix ``[m, n]`` (n is the last axis), with gradient g, the
-worker's residual e and the last step's Q ``[n, r]``::
-
-    M = g + e
-    P = orthonormal(mean(M Q))     [m, r], an all-reduce
-    Q = mean(M^T P)                [n, r], an all-reduce
-    out = P Q^T,   e <- M - out
-
-M Q and M^T P are linear in M, so their averages are those of the average gradient: the
-workers never gather, and the bytes do not grow with their number.
 """
 
 import functools
@@ -52,7 +41,18 @@ def power_sgd(
     feedback: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """Average gradients in rank r, with error feedback; the module has the equations.
+    """Average gradients in rank r, with error feedback.
+
+    For each weight array as a matrix ``[m, n]`` (n is the last axis), with gradient g,
+    the worker's residual e and the last step's Q ``[n, r]``::
+
+        M = g + e
+        P = orthonormal(mean(M Q))     [m, r], an all-reduce
+        Q = mean(M^T P)                [n, r], an all-reduce
+        out = P Q^T,   e <- M - out
+
+    M Q and M^T P are linear in M, so their averages are those of the average gradient:
+    the workers never gather, and the bytes do not grow with their number.
 
     A leaf of m n elements costs two all-reduces of ``4 r (m + n)`` bytes together,
     times ``iterations``. One-dimensional leaves, and those for which that saves too
@@ -71,9 +71,13 @@ def power_sgd(
         feedback: Keep what was not sent and add it to the next gradient.
         seed: Of Q, the same on all workers.
 
+    Returns:
+        An optax transformation with a `PowerSGDState`.
+
     Raises:
-        ValueError: An argument out of range; or, from ``update``, a residual that
-            belongs to another model, naming the leaf's path.
+        UserError: ``rank`` or ``iterations`` is not a whole number of 1 or more.
+        ValueError: ``min_compression`` below 1; or, from ``update``, a residual or Q
+            that belongs to another model, naming the leaf's path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,7 +89,8 @@ def power_sgd(
         True
 
     References:
-        Vogels et al., NeurIPS 2019.
+        Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
+        Compression for Distributed Optimization", NeurIPS 2019.
 
     Differences from the paper:
         The paper's matrix has output units as rows, here they are the columns, as in a

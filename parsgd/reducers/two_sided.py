@@ -1,7 +1,9 @@
 """The two-sided exchange of 1-bit SGD, in which owners encode averages again.
 
-Worker r owns stripe r of each array: it averages the W payloads of its stripe, adds its
-own residual, encodes the average and sends that to all.
+Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+Distributed Training of Speech DNNs", Interspeech 2014. Worker r owns stripe r of each
+array: it averages the W payloads of its stripe, adds its own residual, encodes the
+average and sends that to all.
 """
 
 import jax

@@ -27,7 +27,7 @@ def sorts_of(groups: Sequence[Group], sort: str | None = None) -> dict[str, str]
             half of the task's completed runs trained for less than a second.
 
     Raises:
-        UserError: ``sort`` is none of `SORTS`.
+        UserError: ``sort`` is not one of `SORTS`.
     """
     if sort is not None and sort not in SORTS:
         raise UserError(

@@ -156,7 +156,7 @@ def plain(value: Any, *, words: bool = False) -> Any:
             apart, in place of null, which a measurement without a value is.
 
     Raises:
-        TypeError: It has a part that is none of these, nor an array of numbers.
+        TypeError: A part of it is neither one of these nor an array of numbers.
     """
     if value is None or isinstance(value, bool):
         return value

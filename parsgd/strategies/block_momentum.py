@@ -3,17 +3,6 @@
 Chen and Huo, "Scalable Training of Deep Learning Machines by Incremental Block
 Training with Intra-block Parallel Optimization and Blockwise Model-Update Filtering",
 ICASSP 2016.
-
-A round ("block") ends with each worker's x_w. With the round's starting point y, the
-same for all workers, the average progress is ``G = mean(x) - y``, and the filter keeps
-a velocity D::
-
-    D <- eta D + zeta G
-    classical   y <- y + D
-    nesterov    y <- y + eta D + zeta G        the model is y - eta D
-
-The Nesterov form is the paper's: workers start at ``y = model + eta D``. In terms of y
-it is Nesterov's step on the pseudo-gradient, so both are an outer loop.
 """
 
 import math
@@ -47,9 +36,15 @@ def block_momentum_from_time_constant(
 
     Args:
         time_constant: Samples of all workers together, > 0.
-        workers: W.
-        local_steps: H.
-        worker_batch: b.
+        workers: W > 0.
+        local_steps: H > 0.
+        worker_batch: b > 0.
+
+    Returns:
+        eta, in (0, 1).
+
+    Raises:
+        ValueError: An argument is not a number above 0.
 
     Example:
         >>> from parsgd.strategies import block_momentum_from_time_constant
@@ -58,8 +53,8 @@ def block_momentum_from_time_constant(
         >>> round(eta, 4)
         0.7261
 
-    Raises:
-        ValueError: A number that is not positive, or none.
+    References:
+        ``TimeConstant2Momentum`` in CNTK's ``Source/1BitSGD/BlockMomentumSGD.h``.
     """
     given = {"time_constant": time_constant, "workers": workers}
     given |= {"local_steps": local_steps, "worker_batch": worker_batch}
@@ -79,18 +74,43 @@ def block_filter(
     nesterov: bool = False,
     gain: str = "paper",
 ) -> optax.GradientTransformation:
-    """The filter on the averaged pseudo-gradient ``d = -G``, for an outer loop.
+    """The filter of block momentum, as an outer optimizer of `outer_loop`.
 
-    Its updates are the step of y; the module's docstring has the equations.
+    On the averaged pseudo-gradient ``d = -G`` its updates are the step of y, in the
+    notation of `block_momentum`::
+
+        D <- eta D - zeta d
+        classical   D
+        nesterov    eta D - zeta d
 
     Args:
         eta: Block momentum in [0, 1); None for ``1 - 1/W``.
         zeta: Block learning rate > 0.
         nesterov: Whether the step goes to the look-ahead point.
-        gain: As in `block_momentum`.
+        gain: ``"paper"``, ``"cntk"`` or ``"fairseq"``, as in `block_momentum`.
+
+    Returns:
+        An optax transformation with a `FilterState`.
 
     Raises:
-        ValueError: An argument out of range, or an unknown ``gain``.
+        ValueError: ``eta`` or ``zeta`` out of range, or an unknown ``gain``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from parsgd.strategies import block_filter
+        >>> outer = block_filter(eta=0.5)
+        >>> state = outer.init(jnp.zeros(1))
+        >>> for _ in range(3):
+        ...     step, state = outer.update(jnp.array([-2.0]), state)
+        ...     print(float(step[0]))
+        2.0
+        3.0
+        3.5
+
+    References:
+        Chen and Huo, "Scalable Training of Deep Learning Machines by Incremental Block
+        Training with Intra-block Parallel Optimization and Blockwise Model-Update
+        Filtering", ICASSP 2016.
     """
     if gain not in GAINS:
         raise ValueError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
@@ -133,9 +153,28 @@ def block_momentum(
 ) -> Strategy:
     """Block momentum: local SGD whose averages carry momentum from round to round.
 
-    The module's docstring has the equations. In a steady state a round moves the model
-    by ``zeta G / (1 - eta)``: with the default eta the W workers' work counts in full,
-    where plain averaging counts it as one worker's.
+    A round ("block") of H local steps ends with each worker's x_w. With the round's
+    starting point y, the same for all workers, the average progress is
+    ``G = mean(x) - y``, and the filter keeps a velocity D, zero at first::
+
+        D <- eta D + zeta G
+        classical   y <- y + D                     the model is y
+        nesterov    y <- y + eta D + zeta G        the model is y - eta D
+        all start the next round at y
+
+    Both are an outer loop: in the Nesterov form workers start at ``model + eta D``,
+    which in terms of y is Nesterov's step on the pseudo-gradient. Two implementations
+    differ from the paper, and are offered as ``gain``::
+
+        cntk        D <- eta D + (1 - eta) zeta sum_w(x_w - y)
+        fairseq     D <- eta D + zeta G
+        both        y <- y + D, with nesterov y <- y + (1 + eta) D;  the model is y
+
+    In a steady state a round moves the model by ``zeta G / (1 - eta)``: with the
+    default eta the W workers' work counts in full, where plain averaging counts it as
+    one worker's. CNTK's D equals the paper's at ``eta = 1 - 1/W`` only. Its and
+    fairseq's Nesterov form takes the look-ahead point as the next model, and so moves
+    ``1 + eta`` times as far as the classical form, where the paper's moves as far.
 
     Args:
         optimizer: The local optimizer, any optax transformation.
@@ -143,21 +182,42 @@ def block_momentum(
             see `block_momentum_from_time_constant`.
         zeta: Block learning rate > 0, applied to the average.
         nesterov: Start each round from the look-ahead point.
-        gain: Which implementation's step: ``"paper"``; ``"cntk"``, whose
-            ``(1 - eta) zeta sum_w(x_w - y)`` equals the paper's only at
-            ``eta = 1 - 1/W``; ``"fairseq"``, ``zeta G`` as in the paper. With
-            ``nesterov`` the last two take the look-ahead point as the next model: they
-            add ``(1 + eta) D`` and gain (1 + eta)/(1 - eta) where the paper's form
-            gains 1/(1 - eta).
+        gain: Whose step: ``"paper"``, ``"cntk"`` or ``"fairseq"``.
         momentum_policy: What becomes of the local optimizer's state: ``"reset"``
             (CNTK's default), ``"keep"`` or ``"average"``.
         reducer: How the workers' progress is averaged; None for a dense all-reduce.
 
+    Returns:
+        A `parsgd.Strategy` with an `OuterState`, which is evaluated at the model.
+
     Raises:
-        ValueError: Unknown ``gain`` or ``momentum_policy``, or ``eta`` out of range.
+        UserError: ``optimizer`` is not an optax transformation.
+        ValueError: Unknown ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or
+            ``zeta`` not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.block_momentum(optax.sgd(0.1))  # two workers: eta = 1/2
+        >>> y, state = jnp.zeros(2), jax.vmap(strategy.init)(jnp.zeros(2))
+        >>> sync = jax.vmap(strategy.sync, axis_name=parsgd.comm.LANES)
+        >>> for _ in range(3):
+        ...     y, state = sync(y + jnp.array([1.0, 3.0]), state)  # G = 2 in each round
+        ...     print(float(y[0]))
+        2.0
+        5.0
+        8.5
 
     References:
-        Chen and Huo, ICASSP 2016.
+        Chen and Huo, "Scalable Training of Deep Learning Machines by Incremental Block
+        Training with Intra-block Parallel Optimization and Blockwise Model-Update
+        Filtering", ICASSP 2016.
+        ``gain="cntk"``: CNTK, ``Source/1BitSGD/BlockMomentumSGD.h``.
+        ``gain="fairseq"``: fairseq, ``fairseq/optim/bmuf.py``.
+
+    Differences from the paper:
+        The local optimizer is any, and starts each round anew by default: that is
+        CNTK's choice. The data order is the run's, not the paper's partition of the
+        data into blocks. The paper has no compressing ``reducer``.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
     outer = optax.chain(reducer or all_reduce(), filtered)

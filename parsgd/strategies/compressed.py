@@ -31,27 +31,41 @@ def compressed_sgd(
 ) -> Algorithm:
     """An optimizer on gradients that a reducer has averaged, dense at first if wanted.
 
+    In step t, with a worker's gradient g, optimizer state s and parameters x::
+
+        r = mean(g) if t < start_step else reducer(g)
+        u, s = optimizer(r, s, x),   x <- x + u
+
     Args:
         optimizer: Any optax transformation; sees the reducer's average.
         reducer: How gradients are compressed and averaged.
-        start_step: Steps of dense averaging before compression sets in; residuals are
-            zero then. What stands before the compression in a chain (`local_momentum`,
-            `clip`) works from the first step, and EF21 starts from the last dense
-            gradient, averaged in float32. Not for reducers that are momentum themselves
-            (`demo`, `dgc`), which have no dense form.
-        clip_before: Largest global norm of each worker's own gradient; None for any.
-        clip_after: Largest global norm of the average; None for any.
+        start_step: Steps of dense averaging before compression sets in, 0 or more;
+            residuals are zero then. What stands before the compression in a chain
+            (`local_momentum`, `clip`) works from the first step, and EF21 starts from
+            the last dense gradient, averaged in float32. Only 0 for reducers that are
+            momentum themselves (`demo`, `dgc`), which have no dense form.
+        clip_before: Largest global norm of each worker's own gradient, above 0; None
+            for any norm.
+        clip_after: Largest global norm of the average, above 0; None for any norm.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
             or update of one is not finite; residuals stay as they were in any case.
 
+    Returns:
+        A `parsgd.Strategy`, or with a ``start_step`` two phases that share one state.
+
     Raises:
-        ValueError: A negative ``start_step``, or a norm that is not positive; or, from
-            ``init``, ``start_step`` with a reducer that has no dense form.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, or
+            ``start_step`` is not a whole number of 0 or more.
+        ValueError: A norm is not positive; or, from ``init``, ``start_step`` above 0
+            with a reducer that has no dense form.
 
     Example:
         >>> import optax, parsgd
-        >>> strategy = parsgd.compressed_sgd(
-        ...     optax.sgd(0.1), reducer=parsgd.error_feedback(parsgd.one_bit()))
+        >>> phases = parsgd.compressed_sgd(
+        ...     optax.sgd(0.1), reducer=parsgd.error_feedback(parsgd.one_bit()),
+        ...     start_step=100)
+        >>> [phase.start for phase in phases]
+        [0, 100]
     """
     check_whole("start_step", start_step, 0)
     compressed = data_parallel(
@@ -117,20 +131,43 @@ def one_bit_sgd(
             their average again, with a residual of its own, before it sends it back.
             About 2 (W - 1)/W payloads per worker instead of W - 1.
         bucket: Send all arrays as one, which needs ``levels="leaf"``.
-        min_size: Arrays of fewer entries are averaged as they are.
-        start_step: Steps of dense averaging before quantisation sets in; the residual
-            is zero then. The paper starts from a model that was trained without
-            quantisation for a while.
+        min_size: Arrays of fewer entries are averaged as they are; 0 or more, and 0
+            with ``bucket``.
+        start_step: Steps of dense averaging before quantisation sets in, 0 or more; the
+            residual is zero then.
         clip_before: See `compressed_sgd`, and so for the next two.
         clip_after: Largest norm of the average.
         skip_nonfinite: Whether to stand still where a gradient is not finite.
 
+    Returns:
+        A `parsgd.Strategy`, or with a ``start_step`` two phases that share one state.
+
+    Raises:
+        UserError: ``optimizer`` is not an optax transformation, or ``start_step`` or
+            ``min_size`` is not a whole number of 0 or more; or, from ``init``,
+            ``bucket`` with ``levels="column"``, where each entry would be a column.
+        ValueError: Unknown ``levels``, ``bucket`` with a ``min_size``, or a norm that
+            is not positive; or, in a step, a state that belongs to another model.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.one_bit_sgd(optax.sgd(1.0))
+        >>> g = jnp.array([[1.0], [2.0], [-3.0], [-5.0]])
+        >>> x, _ = strategy.local(g, strategy.init(g), jnp.zeros_like(g))
+        >>> x[:, 0]
+        Array([-1.5, -1.5,  4. ,  4. ], dtype=float32)
+
     References:
-        Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014.
+        Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
 
     Differences from the paper:
         Without ``two_sided`` every worker gathers the W payloads and averages them
-        itself: nothing is lost on the way back.
+        itself: nothing is lost on the way back, and (W - 1) payloads are sent.
+        Quantised from the first step unless ``start_step`` is set; the paper starts
+        from a model that was trained without quantisation for a while.
+        No double buffering; `parsgd.reducers.delay` makes gradients late.
+        A zero counts as positive. One-dimensional leaves are averaged as they are.
     """
     reducer = error_feedback(
         one_bit(levels=levels), two_sided=two_sided, bucket=bucket, min_size=min_size
@@ -161,19 +198,37 @@ def ef_sign_sgd(
 
     Args:
         optimizer: Any optax transformation, applied to the worker's own gradient.
-        zero: The sign of zero, see `parsgd.compressors.scaled_sign`.
+        zero: The sign of zero, ``"positive"`` or ``"negative"``.
         bucket: Send all arrays as one, with one scale.
-        min_size: Arrays of fewer entries are averaged as they are.
+        min_size: Arrays of fewer entries are averaged as they are; 0 or more, and 0
+            with ``bucket``.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
             or update of one is not finite.
+
+    Returns:
+        A `parsgd.Strategy` whose state is the optimizer's and the residuals.
+
+    Raises:
+        UserError: ``min_size`` is not a whole number of 0 or more.
+        ValueError: Unknown ``zero``, or ``bucket`` with a ``min_size``; or, in a step,
+            a state that belongs to another model.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from parsgd.strategies import ef_sign_sgd
+        >>> strategy = ef_sign_sgd(optax.sgd(1.0))
+        >>> g = jnp.array([[1.0, 2.0], [-3.0, -2.0]])
+        >>> strategy.local(g, strategy.init(g), jnp.zeros_like(g))[0]
+        Array([[-2., -2.],
+               [ 2.,  2.]], dtype=float32)
 
     References:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
         Schemes", ICML 2019.
 
     Differences from the paper:
-        Zero counts as positive, since one bit has two values. One-dimensional leaves
-        are averaged as they are.
+        Zero counts as positive, or as ``zero`` says, since one bit has two values.
+        One-dimensional leaves are averaged as they are.
     """
     feedback = error_feedback(scaled_sign(zero=zero), bucket=bucket, min_size=min_size)
     chain = optax.chain(optimizer, feedback)
@@ -194,17 +249,37 @@ def sign_sgd_majority(
         m <- momentum m + g,   optimizer on sign(sum_w sign(m_w))
 
     Args:
-        optimizer: Applied to the vote, +1 or -1: plain SGD in the paper.
+        optimizer: Applied to the vote, +1 or -1 (0 at a tie with ``tie="zero"``): plain
+            SGD in the paper.
         momentum: Of the worker's own gradient, in [0, 1); 0.9 for the paper's signum.
-        tie: See `parsgd.reducers.majority_vote`.
-        zero: See there too.
+        tie: What an even vote becomes: ``"positive"``, +1, or ``"zero"``.
+        zero: What an entry that is zero votes for, ``"positive"`` or ``"negative"``.
+
+    Returns:
+        A `parsgd.Strategy`.
 
     Raises:
-        ValueError: ``momentum`` out of range, or an unknown ``tie`` or ``zero``.
+        UserError: ``optimizer`` is not an optax transformation.
+        ValueError: ``momentum`` outside [0, 1), or an unknown ``tie`` or ``zero``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from parsgd import comm
+        >>> from parsgd.strategies import sign_sgd_majority
+        >>> strategy = sign_sgd_majority(optax.sgd(1.0))
+        >>> g = jnp.array([[5.0, -1.0], [-1.0, 2.0], [-1.0, 3.0]])  # of three workers
+        >>> step = lambda g: strategy.local(g, strategy.init(g), jnp.zeros_like(g))[0]
+        >>> jax.vmap(step, axis_name=comm.LANES)(g)[0]
+        Array([ 1., -1.], dtype=float32)
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
         ICML 2018.
+
+    Differences from the paper:
+        Every worker gathers all votes, where the paper has a server that counts them.
+        A zero counts as positive, and an even vote becomes +1 unless ``tie="zero"``.
+        Signum's ``m <- b m + (1 - b) g`` has the same signs.
     """
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum={momentum}: must be in [0, 1)")

@@ -29,19 +29,26 @@ def data_parallel(
             ``error_feedback(one_bit())``; None for nothing. The same as
             ``optax.chain(reducer, optimizer)``.
         clip_before: Largest global norm of what goes into the reducer, each worker's
-            own gradient, see `parsgd.reducers.clip`; None for any.
-        clip_after: Largest global norm of what comes out of it, the average.
+            own gradient, above 0; None for any norm. See `parsgd.reducers.clip`.
+        clip_after: Largest global norm of what comes out of it, the average, above 0;
+            None for any norm.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
             or update of one is not finite, see `parsgd.reducers.skip_nonfinite`.
 
+    Returns:
+        A `parsgd.Strategy` whose state is that of the chained transformations.
+
     Raises:
-        UserError: What is no optax transformation.
-        ValueError: A norm that is not positive.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
+        ValueError: ``clip_before`` or ``clip_after`` is not positive.
 
     Example:
-        >>> import optax, parsgd
-        >>> reducer = parsgd.error_feedback(parsgd.one_bit())
-        >>> strategy = parsgd.data_parallel(optax.sgd(0.1), reducer=reducer)
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.data_parallel(optax.sgd(1.0), reducer=parsgd.all_reduce())
+        >>> g = jnp.array([1.0, 3.0])  # of two workers
+        >>> step = lambda g: strategy.local(g, strategy.init(g), jnp.zeros_like(g))[0]
+        >>> jax.vmap(step, axis_name=parsgd.comm.LANES)(g)
+        Array([-2., -2.], dtype=float32)
     """
     check_transformation("optimizer", optimizer)
     if reducer is not None:
@@ -59,33 +66,27 @@ def data_parallel(
     return Strategy(optimizer.init, local)
 
 
-def _clip(name: str, norm: float | None) -> optax.GradientTransformation | None:
-    if norm is None:
-        return None
-    if not norm > 0:
-        raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
-    return clip(norm)
-
-
-def check_transformation(name: str, value: Any) -> None:
-    """Refuse what is no transformation of gradients, such as a learning rate.
-
-    Raises:
-        UserError: Names the argument.
-    """
-    # By its functions: optax.MultiSteps is one too, and no subclass.
-    parts = (getattr(value, "init", None), getattr(value, "update", None))
-    if not all(map(callable, parts)):
-        raise UserError(
-            f"{name}={value!r}: give an optax transformation, such as optax.sgd(0.1)"
-        )
-
-
 def single(optimizer: optax.GradientTransformation) -> Strategy:
-    """One worker and its optimizer: the reference. With more workers nothing is sent.
+    """One worker and its optimizer, ``x <- x + optimizer(g)``: the reference.
+
+    With more workers nothing is sent: each trains alone, and the average of their
+    parameters is what is evaluated.
 
     Args:
         optimizer: Any optax transformation.
+
+    Returns:
+        A `parsgd.Strategy` whose state is the optimizer's.
+
+    Raises:
+        UserError: ``optimizer`` is not an optax transformation.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.single(optax.sgd(0.5))
+        >>> x = jnp.array([1.0, 2.0])
+        >>> strategy.local(jnp.array([2.0, 0.0]), strategy.init(x), x)[0]
+        Array([0., 2.], dtype=float32)
     """
     return data_parallel(optimizer)
 
@@ -99,15 +100,42 @@ def sync_sgd(
     clip_after: float | None = None,
     skip_nonfinite: bool = False,
 ) -> Strategy:
-    """Synchronous SGD: ``g <- mean(g)``, then the optimizer, in every step.
+    """Synchronous SGD: the optimizer on the average gradient, in every step.
+
+    With a worker's gradient g, optimizer state s and parameters x::
+
+        u, s = optimizer(mean(g), s, x),   x <- x + u
 
     Args:
         optimizer: Any optax transformation; sees the average gradient.
-        algorithm: How gradients are averaged, see `parsgd.all_reduce`.
-        group: Of the hierarchical algorithm.
-        clip_before: See `parsgd.data_parallel`, and so for the next two.
-        clip_after: Largest norm of the average.
-        skip_nonfinite: Whether to stand still where a gradient is not finite.
+        algorithm: How gradients are averaged: ``"native"``, ``"ring"``, ``"tree"`` or
+            ``"hierarchical"``, see `parsgd.all_reduce`.
+        group: Workers of a group of the hierarchical algorithm, a divisor of W; None
+            for the others.
+        clip_before: Largest global norm of each worker's own gradient, above 0; None
+            for any norm.
+        clip_after: Largest global norm of the average, above 0; None for any norm.
+        skip_nonfinite: Whether all workers stand still in a step in which the gradient
+            or update of one is not finite, see `parsgd.reducers.skip_nonfinite`.
+
+    Returns:
+        A `parsgd.Strategy`. With the native algorithm alone ``local`` expects the
+        average gradient (``mean_gradient``), which a round then takes at once for all
+        workers of a device.
+
+    Raises:
+        UserError: ``optimizer`` is not an optax transformation.
+        ValueError: Unknown ``algorithm``; ``group`` given without the hierarchical
+            algorithm or missing with it, or, in the first step, not a divisor of W; or
+            a norm that is not positive.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.sync_sgd(optax.sgd(1.0), algorithm="ring")
+        >>> g = jnp.array([1.0, 3.0])  # of two workers
+        >>> step = lambda g: strategy.local(g, strategy.init(g), jnp.zeros_like(g))[0]
+        >>> jax.vmap(step, axis_name=parsgd.comm.LANES)(g)
+        Array([-2., -2.], dtype=float32)
     """
     native = algorithm == "native" and group is None
     if native and clip_before is None and not skip_nonfinite:
@@ -121,3 +149,25 @@ def sync_sgd(
         clip_after=clip_after,
         skip_nonfinite=skip_nonfinite,
     )
+
+
+def _clip(name: str, norm: float | None) -> optax.GradientTransformation | None:
+    if norm is None:
+        return None
+    if not norm > 0:
+        raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
+    return clip(norm)
+
+
+def check_transformation(name: str, value: Any) -> None:
+    """Refuse what is not an optax transformation, such as a learning rate.
+
+    Raises:
+        UserError: ``value`` is not one; names the argument.
+    """
+    # By its functions: optax.MultiSteps is one too, and no subclass.
+    parts = (getattr(value, "init", None), getattr(value, "update", None))
+    if not all(map(callable, parts)):
+        raise UserError(
+            f"{name}={value!r}: give an optax transformation, such as optax.sgd(0.1)"
+        )

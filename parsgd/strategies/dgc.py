@@ -29,36 +29,56 @@ def dgc_sgd(
 ) -> Algorithm:
     """Deep Gradient Compression: sparse gradients, momentum on the worker's side.
 
-    `parsgd.reducers.dgc` and the optimizer, in phases of falling density that share one
-    state.
+    Per step and weight array, with gradient g, velocity u and accumulated velocity v::
+
+        u <- m u + g,   v <- v + u
+        q = the largest entries of v, a share ``density`` of them, the others zero
+        v <- v - q,   u <- 0 where q is sent,   optimizer on mean(q)
+
+    That is `parsgd.reducers.dgc` and the optimizer, in phases of falling density (the
+    sparsity warm-up) that share one state.
 
     Args:
         optimizer: Plain SGD, perhaps with weight decay; momentum is part of the method.
-        density: Share of each array that is sent after the warm-up; the paper's 0.1 %.
+        density: Share of each weight array that is sent after the warm-up, in (0, 1];
+            0.001 in the paper.
         momentum: m in [0, 1).
         nesterov: See `parsgd.reducers.dgc`, as the four that follow.
         momentum_masking: Zero the velocity of what is sent.
-        clip_norm: Norm that the whole gradient is clipped to; the paper's local
-            clipping.
-        min_size: Leaves of fewer elements are averaged.
+        clip_norm: Norm that the whole gradient is clipped to, above 0; the paper's
+            local clipping. None for no clipping.
+        min_size: Leaves of fewer elements are averaged; 0 or more.
         select: ``"exact"``, or ``"sampled"`` as in the paper.
-        warmup_steps: Steps until ``density`` is reached; the paper takes 4 epochs.
-        warmup_densities: Densities of equal parts of the warm-up; the paper's, 25 % in
-            the first epoch and a quarter of the last in each that follows. Parts of
-            less than a step are left out.
+        warmup_steps: Steps until ``density`` is reached, 0 or more; the paper takes 4
+            epochs.
+        warmup_densities: Densities of equal parts of the warm-up, each in (0, 1]; the
+            paper's, 25 % in the first epoch and a quarter of the last in each that
+            follows. Parts of less than a step are left out.
+
+    Returns:
+        A phase for each density, of which the last one stays.
 
     Raises:
-        ValueError: An argument out of range, or an optimizer with momentum of its own.
+        UserError: ``optimizer`` is not an optax transformation, or ``warmup_steps`` is
+            not a whole number of 0 or more.
+        ValueError: Another argument out of range, or unknown ``select``; from ``init``,
+            an optimizer with momentum of its own unless ``momentum`` is 0; in a step, a
+            state that belongs to another model.
 
     Example:
-        >>> import optax, parsgd
+        >>> import optax
         >>> from parsgd.strategies import dgc_sgd
         >>> phases = dgc_sgd(optax.sgd(0.1), warmup_steps=80)
         >>> [phase.start for phase in phases]
         [0, 20, 40, 60, 80]
 
     References:
-        Lin et al., "Deep Gradient Compression", ICLR 2018.
+        Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for
+        Distributed Training", ICLR 2018.
+
+    Differences from the paper:
+        Those of `parsgd.reducers.dgc`. There is no warm-up unless ``warmup_steps`` is
+        set, and its parts are of steps, not of epochs.
     """
     check_whole("warmup_steps", warmup_steps, 0)
 

@@ -24,7 +24,8 @@ def local_sgd(
         x <- mean(x)
 
     With H = 1 and a linear optimizer (SGD, heavy-ball momentum with ``"keep"``) it is
-    synchronous SGD.
+    synchronous SGD. With a ``reducer`` the second line is ``y <- y - reducer(y - x)``,
+    ``x <- y``, where y is what the round started from.
 
     Args:
         optimizer: The local optimizer, any optax transformation.
@@ -33,12 +34,29 @@ def local_sgd(
         reducer: How the workers' progress since the last average is averaged, such as
             ``error_feedback(top_k())``; None for averaging the parameters themselves.
 
+    Returns:
+        A `parsgd.Strategy`; H is the number of local steps of the run.
+
     Raises:
+        UserError: ``optimizer`` is not an optax transformation.
         ValueError: Unknown ``momentum_policy``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.local_sgd(optax.sgd(0.1))
+        >>> x = jnp.array([1.0, 3.0])  # of two workers, after their local steps
+        >>> sync = jax.vmap(strategy.sync, axis_name=parsgd.comm.LANES)
+        >>> sync(x, jax.vmap(strategy.init)(x))[0]
+        Array([2., 2.], dtype=float32)
 
     References:
         Zinkevich et al., "Parallelized Stochastic Gradient Descent", NeurIPS 2010.
         Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+
+    Differences from the papers:
+        Zinkevich et al. average once, at the end. Stich analyses SGD without momentum
+        and a weighted average of all iterates; here any optimizer may run, and the last
+        average is the result.
     """
     check_policy(momentum_policy)
     if reducer is not None:
@@ -60,19 +78,41 @@ def post_local_sgd(
 ) -> Algorithm:
     """Local SGD that averages after every step until ``switch_step``, then every H.
 
+    With S = ``switch_step``, at each worker's step t::
+
+        x <- x + optimizer(g)
+        x <- mean(x)            if t < S, or after every H-th step from S on
+
     Args:
         optimizer: The local optimizer, any optax transformation.
-        switch_step: Step S of each worker from which H local steps are taken; the paper
-            switches at the first decay of the learning rate. S at or beyond the end of
-            the run is averaging after every step throughout.
+        switch_step: Step S of each worker from which H local steps are taken, 0 or
+            more; the paper switches at the first decay of the learning rate. S at or
+            beyond the end of the run is averaging after every step throughout.
         momentum_policy: As in `local_sgd`, of the rounds from S on. Before it
             ``"reset"`` is ``"keep"``, as there would be no momentum at all.
 
+    Returns:
+        Two phases, of one local step and from S on of the run's H; a single
+        `parsgd.Strategy` if S is 0.
+
     Raises:
-        ValueError: Unknown ``momentum_policy``, or a negative ``switch_step``.
+        UserError: ``optimizer`` is not an optax transformation, or ``switch_step`` is
+            not a whole number of 0 or more.
+        ValueError: Unknown ``momentum_policy``.
+
+    Example:
+        >>> import optax, parsgd
+        >>> phases = parsgd.post_local_sgd(optax.sgd(0.1), switch_step=100)
+        >>> [(phase.start, phase.local_steps) for phase in phases]
+        [(0, 1), (100, None)]
 
     References:
         Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
+
+    Differences from the paper:
+        S is a step, not tied to a decay of the learning rate. Until S parameters are
+        averaged after every step, where the paper averages gradients: the same for SGD
+        and heavy-ball momentum, but not for other optimizers.
     """
     check_whole("switch_step", switch_step, 0)
     strategy = local_sgd(optimizer, momentum_policy=momentum_policy)

@@ -14,7 +14,11 @@ INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
 def check_policy(policy: str) -> None:
-    """Refuse an unknown momentum policy."""
+    """Refuse an unknown momentum policy.
+
+    Raises:
+        ValueError: ``policy`` is not one of `POLICIES`.
+    """
     if policy not in POLICIES:
         listed = ", ".join(POLICIES)
         raise ValueError(f"momentum_policy={policy!r}: choose one of {listed}")

@@ -1,18 +1,7 @@
 """1-bit Adam: Adam first, then momentum in one bit under a variance that is frozen.
 
 Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's
-Convergence Speed", ICML 2021. For T steps, with the mean gradient g::
-
-    m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
-    x <- x - lr m / (sqrt(v) + eps)
-
-and from then on, with each worker's own gradient g and residual e, v as it is::
-
-    p = b1 m + (1 - b1) g + e
-    m <- average of the workers' C(p), encoded again by the owner of each stripe
-    e <- p - C(p),   x <- x - lr m / (sqrt(v) + eps)
-
-With v fixed a step is linear in the momentum, which is what error feedback needs.
+Convergence Speed", ICML 2021.
 """
 
 from collections.abc import Callable
@@ -62,7 +51,20 @@ def one_bit_adam(
     bucket: bool = False,
     seed: int = 0,
 ) -> Algorithm:
-    """1-bit Adam; the module's docstring has the equations.
+    """1-bit Adam: T steps of Adam, then momentum in one bit under a fixed variance.
+
+    For T steps, with the mean gradient g::
+
+        m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
+        x <- x - lr m / (sqrt(v) + eps)
+
+    and from then on, with each worker's own gradient g and residual e, v as it is::
+
+        p = b1 m + (1 - b1) g + e
+        m <- average of the workers' C(p), encoded again by the owner of each stripe
+        e <- p - C(p),   x <- x - lr m / (sqrt(v) + eps)
+
+    With v fixed a step is linear in the momentum, which is what error feedback needs.
 
     Args:
         learning_rate: lr: a number or an optax schedule.
@@ -73,8 +75,8 @@ def one_bit_adam(
             the run: until v is steady.
         bias_correction: Divide m by ``1 - b1^t``, and v by ``1 - b2^t`` up to T, as
             `optax.adam` does. The paper and its code do not.
-        compressor: C; None for `one_bit` with two levels per leaf,
-            ``scaled_sign(norm="l2")`` for the paper's.
+        compressor: C, which must shrink its error; None for `one_bit` with two levels
+            per leaf, ``scaled_sign(norm="l2")`` for the paper's.
         two_sided: The paper's exchange, which encodes the average again. False gathers
             the workers' payloads: nothing lost on the way back, W/2 times the bytes.
         bucket: All leaves in one message.
@@ -84,7 +86,12 @@ def one_bit_adam(
         Two phases: dense Adam, and from step T on its compressed form.
 
     Raises:
-        ValueError: An argument out of range.
+        UserError: ``warmup_steps`` is not a whole number, or ``compressor`` is not a
+            `Compressor`; or, from ``init``, ``bucket`` with a code that makes one flat
+            array larger.
+        ValueError: ``b1``, ``b2``, ``eps`` or ``warmup_steps`` out of range, or
+            ``two_sided`` with a code whose payloads are summed or that does not shrink
+            its error; or, in a step, a state that belongs to another model.
 
     Example:
         >>> from parsgd.strategies import one_bit_adam
@@ -92,7 +99,8 @@ def one_bit_adam(
         [0, 100]
 
     References:
-        Tang et al., ICML 2021.
+        Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with
+        Adam's Convergence Speed", ICML 2021.
 
     Differences from the paper:
         The paper's code is ``norm2(p)/sqrt(d) sign(p)``, which keeps the norm:

@@ -41,9 +41,8 @@ def outer_loop(
 
     ``d`` is a descent direction: plain averaging is ``outer = chain(all_reduce(),
     optax.sgd(1.0))``, since ``anchor - mean(d) = mean(x)``. With another ``outer`` the
-    same loop is FedAvg, DiLoCo, block momentum or, with a compressing reducer, any of
-    them compressed. ``optax.adam`` is like FedAdam, which has no bias correction, and a
-    larger ``eps`` (``scale_by_adam(eps=1e-3)``, say).
+    same loop is FedAvg, FedAdam, SlowMo, DiLoCo, block momentum or, with a compressing
+    reducer, any of them compressed.
 
     Args:
         inner: The local optimizer.
@@ -52,14 +51,34 @@ def outer_loop(
         momentum_policy: What becomes of the local optimizer's state at a round's end:
             ``"keep"``, ``"average"`` or ``"reset"``.
 
+    Returns:
+        A `parsgd.Strategy` with an `OuterState`, which is evaluated at the anchor.
+
     Raises:
+        UserError: ``inner`` or ``outer`` is not an optax transformation.
         ValueError: Unknown ``momentum_policy``.
 
     Example:
-        >>> import optax
-        >>> from parsgd import all_reduce, outer_loop
-        >>> nesterov = optax.sgd(0.7, 0.9, nesterov=True)
-        >>> diloco = outer_loop(optax.adamw(1e-3), optax.chain(all_reduce(), nesterov))
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> half = optax.chain(parsgd.all_reduce(), optax.sgd(0.5))
+        >>> strategy = parsgd.outer_loop(optax.adamw(1e-3), half)
+        >>> state = jax.vmap(strategy.init)(jnp.zeros(2))  # two workers start from 0
+        >>> x = jnp.array([1.0, 3.0])  # after their local steps
+        >>> jax.vmap(strategy.sync, axis_name=parsgd.comm.LANES)(x, state)[0]
+        Array([1., 1.], dtype=float32)
+
+    References:
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from
+        Decentralized Data", AISTATS 2017 (FedAvg).
+        Wang et al., "SlowMo: Improving Communication-Efficient Distributed SGD with
+        Slow Momentum", ICLR 2020.
+        Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedAdam).
+
+    Differences from the papers:
+        All workers take part in every round, with equal weight; FedAvg draws clients
+        and weighs them by their examples. SlowMo divides d by the local learning rate,
+        which is the same as long as the rate is constant. FedAdam has no bias
+        correction, which ``optax.adam`` has, and a larger ``eps``.
     """
     check_policy(momentum_policy)
     check_transformation("inner", inner)
@@ -105,12 +124,31 @@ def diloco(
             paper), ``"average"`` or ``"reset"``.
         reducer: How pseudo-gradients are averaged; None for a dense all-reduce.
 
+    Returns:
+        A `parsgd.Strategy` with an `OuterState`, which is evaluated at the anchor.
+
     Raises:
-        ValueError: Unknown ``momentum_policy``, or a number out of range.
+        UserError: ``optimizer`` is not an optax transformation.
+        ValueError: Unknown ``momentum_policy``, ``outer_learning_rate`` not positive,
+            or ``outer_momentum`` outside [0, 1).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, parsgd
+        >>> strategy = parsgd.diloco(
+        ...     optax.adamw(1e-3), outer_learning_rate=0.5, outer_momentum=0.5)
+        >>> state = jax.vmap(strategy.init)(jnp.zeros(2))  # two workers start from 0
+        >>> x = jnp.array([-1.0, -3.0])  # after their local steps: d = u = 2
+        >>> jax.vmap(strategy.sync, axis_name=parsgd.comm.LANES)(x, state)[0]
+        Array([-1.5, -1.5], dtype=float32)
 
     References:
         Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
         Models", 2023.
+
+    Differences from the paper:
+        The inner optimizer is the ``optimizer`` given, AdamW in the paper. Its H, 500,
+        is the number of local steps of a run here. With a compressing ``reducer``
+        pseudo-gradients are not sent dense, as they are there.
     """
     if outer_learning_rate <= 0:
         raise ValueError(f"outer_learning_rate={outer_learning_rate}: must be positive")

@@ -1,18 +1,7 @@
 """0/1 Adam: the variance is updated ever more rarely, and steps without any message.
 
 Lu, Li, Zhang, De Sa and He, "Maximizing Communication Efficiency for Large-scale
-Training via 0/1 Adam", ICLR 2023. With each worker's gradient g, rate lr_t, momentum m,
-variance v and buffer u, and t' the last step that synchronised::
-
-    m <- b1 m + (1 - b1) g
-    x <- x - lr_t m / (sqrt(v) + eps),   u <- u + lr_t m
-    at steps of T_u:   U = one-bit average of u,   u <- 0
-                       m <- U / (sum of lr since t')
-                       x <- x_t' - U / (sqrt(v) + eps)
-    at steps of T_v:   v <- b2 v + (1 - b2) mean(g)^2
-
-The policies are phases: rounds whose lengths are the intervals of T_v, and from the
-step on at which v is frozen those of T_u.
+Training via 0/1 Adam", ICLR 2023.
 """
 
 from typing import Any, NamedTuple
@@ -74,25 +63,38 @@ def zero_one_adam(
     bucket: bool = False,
     seed: int = 0,
 ) -> Algorithm:
-    """0/1 Adam; the module's docstring has the equations.
+    """0/1 Adam: Adam in one bit, with ever rarer variance updates and messages.
 
-    The variance is updated at ``kappa`` steps in a row, then at kappa steps two apart,
-    kappa steps four apart and so on, until ``freeze_step``; up to there every step
-    synchronises. From then on every step, every second, fourth, ... does, the interval
-    doubling every ``double_steps`` up to ``max_interval``.
+    With each worker's gradient g, rate lr_t, momentum m, variance v and buffer u, and
+    t' the last step that synchronised::
+
+        m <- b1 m + (1 - b1) g
+        x <- x - lr_t m / (sqrt(v) + eps),   u <- u + lr_t m
+        at steps of T_u:   U = one-bit average of u,   u <- 0
+                           m <- U / (sum of lr since t')
+                           x <- x_t' - U / (sqrt(v) + eps)
+        at steps of T_v:   v <- b2 v + (1 - b2) mean(g)^2
+
+    T_v: ``kappa`` steps in a row, then kappa steps two apart, kappa steps four apart
+    and so on, until ``freeze_step``. T_u: every step until then; after it every step,
+    every second, fourth, ..., the interval doubling every ``double_steps`` up to
+    ``max_interval``. Both are phases: rounds as long as the intervals of T_v, and from
+    ``freeze_step`` on as those of T_u.
 
     Args:
         learning_rate: lr: a number or an optax schedule.
         b1: Decay of the momentum, in [0, 1).
         b2: Decay of the variance, in [0, 1).
         eps: Added to the root of the variance, > 0.
-        kappa: Variance updates before their interval doubles; 16 in the paper.
+        kappa: Variance updates before their interval doubles, 1 or more; 16 in the
+            paper.
         freeze_step: Step from which the variance stays and workers may step alone, 1 or
             more. The paper: the end of the learning rate's warm-up.
         double_steps: Steps until the interval between messages doubles, 1 or more. The
             paper: those in which the learning rate halves.
         max_interval: Longest interval, a power of two; 16 in the paper.
-        compressor: The one-bit code; None for `one_bit` with two levels per leaf.
+        compressor: The one-bit code, which must shrink its error
+            (`Compressor.contracts`); None for `one_bit` with two levels per leaf.
         two_sided: As in `one_bit_adam`.
         bucket: All leaves in one message.
         seed: Seed of what a stochastic code draws.
@@ -102,7 +104,12 @@ def zero_one_adam(
         set the local steps themselves.
 
     Raises:
-        ValueError: An argument out of range.
+        UserError: A number of steps is not a whole one of 1 or more, or ``compressor``
+            is not a `Compressor`; or, from ``init``, ``bucket`` with a code that makes
+            one flat array larger.
+        ValueError: ``b1``, ``b2`` or ``eps`` out of range, ``max_interval`` not a power
+            of two, or ``two_sided`` with a code whose payloads are summed or that does
+            not shrink its error; or, in a step, a state that belongs to another model.
 
     Example:
         >>> from parsgd.strategies import zero_one_adam
@@ -112,7 +119,8 @@ def zero_one_adam(
         [(0, 1), (4, 2), (12, 4), (20, 1), (30, 2), (40, 4)]
 
     References:
-        Lu et al., ICLR 2023.
+        Lu, Li, Zhang, De Sa and He, "Maximizing Communication Efficiency for
+        Large-scale Training via 0/1 Adam", ICLR 2023.
 
     Differences from the paper:
         In the first kappa steps, which all update the variance, m takes the mean

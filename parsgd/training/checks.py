@@ -120,7 +120,7 @@ def refuse_done(step: int, changed: Mapping[str, Sequence[Any]]) -> None:
         changed: Their keys, with the value before and after.
 
     Raises:
-        FolderError: There are such.
+        FolderError: ``changed`` is not empty.
     """
     if changed:
         told = [

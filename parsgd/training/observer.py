@@ -40,7 +40,7 @@ class Observer:
 
 
 def check_observer(observer: Any) -> None:
-    """Refuse what is no observer, such as the class of one.
+    """Refuse what is not an observer, such as the class of one.
 
     Raises:
         UserError: Names what was given.

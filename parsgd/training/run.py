@@ -11,7 +11,8 @@ class Run(NamedTuple):
 
     Attributes:
         status: ``"completed"`` or ``"diverged"``.
-        reason: Why it ended early, or None.
+        reason: Why it diverged, or None; ``summary["stopped"]`` says what ended it:
+            ``"budget"``, ``"target_accuracy"`` or ``"diverged"``.
         history: One record per evaluation, the first at round 0; `fit` lists the keys.
         summary: Sizes, placement, traffic and times of the run.
         readout: The final parameters.
