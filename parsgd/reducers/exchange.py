@@ -1,7 +1,7 @@
 """How compressed arrays are averaged over workers: the wire under every reducer.
 
-Its two-sided form is that of Seide et al. 2014, see `parsgd.reducers.two_sided`; the others stand in
-`parsgd.reducers.one_sided`.
+Its two-sided form is that of Seide et al. 2014, see `parsgd.reducers.two_sided`; the
+others stand in `parsgd.reducers.one_sided`.
 """
 
 import zlib

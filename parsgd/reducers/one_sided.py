@@ -1,4 +1,4 @@
-"""Averages in one step: payloads are summed on the way, or gathered and then averaged."""
+"""Averages in one step: payloads are summed on the way, or gathered and averaged."""
 
 import jax
 import jax.numpy as jnp
