@@ -26,8 +26,9 @@ from resumes import (
 )
 
 import parsgd
-from parsgd import UserError, signals
+from parsgd import UserError, cluster, signals
 from parsgd.checkpoint import store
+from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.quiet import quiet
 from parsgd.training.engine import Engine
 
@@ -363,6 +364,27 @@ def test_runs_outside_the_main_thread_save_too(tmp_path, monkeypatch):
     thread.start()
     thread.join()
     assert steps_in(tmp_path / "a") == [15, 18]
+
+
+def test_processes_that_open_a_folder_are_missed_by_name(tmp_path, monkeypatch):
+    """Orbax waits for all of them there."""
+    within = []
+
+    @contextlib.contextmanager
+    def together(what, **options):
+        within.append(what)
+        yield
+        within.pop()
+
+    class Opened(store.Store):
+        def __init__(self, *args, **options):
+            assert within == ["opening the folder of checkpoints"]
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr(cluster, "together", together)
+    monkeypatch.setattr(store, "Store", Opened)
+    with keeping(parsgd.Checkpoints(tmp_path / "a")):
+        pass
 
 
 def test_checkpoints_are_of_the_right_kind():

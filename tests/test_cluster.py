@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax._src import distributed, xla_bridge
 from jax._src.clusters.k8s_cluster import K8sCluster
@@ -19,6 +20,8 @@ from parsgd.cluster import group, join, rendezvous, service
 from parsgd.cluster.alike import check_alike
 from parsgd.cluster.rendezvous import Settings, in_environment
 from parsgd.errors import UserError
+from parsgd.placement import spmd
+from parsgd.placement.devices import Placement
 
 STORE = distributed.global_state
 
@@ -273,3 +276,23 @@ def test_manual_without_its_keys_and_sweeps_of_it_are_refused(tmp_path):
     words = ("train", "-m", "cluster.timeout=1,2")
     code, _, err = finished(parsgd(*words, cwd=tmp_path))
     assert code == 2 and "cannot be swept" in err
+
+
+def test_no_process_runs_a_program_before_all_have_compiled_it(monkeypatch):
+    """gloo waits 30 s for those that compile for longer, as with a cold cache."""
+    came = []
+    compile_ = jax.stages.Lowered.compile
+
+    def compiled(self):
+        came.append("compiled")
+        return compile_(self)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiled)
+    monkeypatch.setattr(cluster, "exchange", lambda *told: came.append(told))
+    monkeypatch.setattr(spmd, "check_alike", lambda facts: came.append("alike"))
+    args = (jnp.ones(2),)
+    for processes in (1, 2):
+        monkeypatch.setattr(Placement, "processes", processes)
+        place = Placement("vmap", (jax.devices()[0],), 2)
+        spmd.compiled(lambda x: x + 1, place, (False,), False, args, name="round")
+    assert came == ["compiled", "alike", "compiled", ("compiled program", "round")]

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -36,3 +37,16 @@ def test_every_imported_package_is_declared():
         # Several distributions may share a name, as plugins of Hydra do.
         found = {normal(x) for x in providers.get(name, [name])}
         assert found & declared, f"parsgd imports {name}: declare one of {found}"
+
+
+def test_orbax_is_imported_by_runs_that_save_only():
+    """It takes seconds."""
+    program = """
+import sys
+import optax, parsgd, parsgd.train, parsgd.cli.job
+from tiny import tiny
+sizes = {"workers": 2, "worker_batch": 4, "rounds": 2, "placement": "vmap"}
+parsgd.fit(tiny(), parsgd.sync_sgd(optax.sgd(0.1)), **sizes)
+sys.exit("orbax.checkpoint" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT / "tests", check=True)

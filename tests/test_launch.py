@@ -10,7 +10,8 @@ import time
 import pytest
 from processes import alive
 
-from parsgd.cluster import launch
+from parsgd.checkpoint.asked import SIGNALS
+from parsgd.cluster import launch, service, supervise
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 SCRIPT = """\
@@ -145,7 +146,13 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    "number, code",
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR2, 140),
+    ],
 )
 def test_signals_are_passed_on_and_all_are_reaped(start, number, code):
     process = start(SCRIPT + WAITING)
@@ -156,6 +163,10 @@ def test_signals_are_passed_on_and_all_are_reaped(start, number, code):
     assert out.count("interrupted") == 3 * (number == signal.SIGINT)
     assert "the others were ended" not in err
     assert not alive(pids)
+
+
+def test_all_signals_that_a_run_saves_at_are_passed_on_and_leave_its_store():
+    assert {*SIGNALS} == {*supervise.PASSED_ON} == {*service.ENDING}
 
 
 def test_a_second_signal_does_not_wait(start):

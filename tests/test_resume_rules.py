@@ -21,7 +21,10 @@ from tiny import scalar, tiny
 import parsgd
 from parsgd import UserError
 from parsgd.checkpoint import leaves, resize
+from parsgd.checkpoint.choice import chosen
 from parsgd.checkpoint.leaves import Leaf
+from parsgd.checkpoint.names import NEEDED
+from parsgd.errors import FolderError
 from parsgd.training.loop import resumed_plan, resumed_steps
 from parsgd.training.plan import Origin, make_plan
 from parsgd.training.segments import segments
@@ -239,3 +242,17 @@ def test_other_versions_than_those_that_saved_are_said(tmp_path, monkeypatch):
     assert fit(tmp_path / "a", watcher=other).status == "completed"
     (line,) = [line for line in other.lines if line.startswith("saved with")]
     assert line.startswith(f"saved with jax 0.10.1.dev7, now {now}: it need not end")
+
+
+def test_the_start_is_not_the_best_to_go_on_from(tmp_path):
+    """It is never saved."""
+    scores = [(0, 0.9), (3, 0.5), (6, 0.7), (9, 0.6)]
+    history = [{"step": step, "test_accuracy": score} for step, score in scores]
+    meta = dict.fromkeys(NEEDED) | {"history": history}
+    (tmp_path / "9" / "meta").mkdir(parents=True)
+    (tmp_path / "9" / "meta" / "metadata").write_text(json.dumps(meta))
+    assert chosen(tmp_path, [9, 6, 3], "best") == 6
+    history[:] = history[:1]
+    (tmp_path / "9" / "meta" / "metadata").write_text(json.dumps(meta))
+    with pytest.raises(FolderError, match="no finite evaluation is recorded"):
+        chosen(tmp_path, [9, 6, 3], "best")

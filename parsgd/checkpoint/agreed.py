@@ -5,13 +5,15 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from parsgd import cluster
 from parsgd.checkpoint.lock import owner
 from parsgd.checkpoint.settings import NEWEST
-from parsgd.checkpoint.store import Store
 from parsgd.errors import FolderError, UserError, first_line
+
+if TYPE_CHECKING:
+    from parsgd.checkpoint.store import Store
 
 T = TypeVar("T")
 SHARED_SECONDS = 10.0  # until a file is seen by all, which over NFS takes some
@@ -37,7 +39,7 @@ class CheckpointLost(UserError):
 
 
 def offered(
-    store: Store, wanted: str | int, *, needed: bool = False
+    store: "Store", wanted: str | int, *, needed: bool = False
 ) -> tuple[list[int], int]:
     """The steps of all checkpoints, the newest first, and the one that is meant.
 

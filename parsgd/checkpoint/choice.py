@@ -65,7 +65,8 @@ def _best(folder: Path, steps: Sequence[int]) -> int:
         with contextlib.suppress(OSError, ValueError):  # the newest to be read
             history = read_meta(folder, step)["history"]
             break
-    scored = [r for r in history if score_of(r) > -math.inf]
+    # The start is evaluated and never saved.
+    scored = [r for r in history if r["step"] and score_of(r) > -math.inf]
     if not scored:
         raise FolderError(
             f"{folder}: no finite evaluation is recorded, so none is known to be the "

@@ -70,7 +70,8 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         shared_by_all(folder)
         keeper = _Saving(settings, folder)
         stack.enter_context(quiet(keeper.broken))
-        keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
+        with cluster.together("opening the folder of checkpoints"):
+            keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
         stack.enter_context(handled(SIGNALS, keeper.asked.come))
         try:
             yield keeper

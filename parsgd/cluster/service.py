@@ -23,7 +23,8 @@ READY, END = "ready", "end"  # what is said over the pipes
 LINGER_SECONDS = 60.0  # for those that are still connected, unless they need longer
 TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 ESTABLISHED = "01"
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # sent to all of a job
+# Sent to all of a job.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 class CannotListenError(RuntimeError):

@@ -18,7 +18,7 @@ from parsgd.signals import handled, is_same
 
 LAST_LINES = 5
 POLL_SECONDS = 0.1
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 

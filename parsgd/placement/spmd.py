@@ -164,7 +164,12 @@ def compiled(
     lowered = jax.jit(run, donate_argnums=donate).lower(*args)
     if placement.processes > 1:
         _check_same_program(lowered.as_text(), name)
-    return lowered.compile()
+    program = lowered.compile()
+    if placement.processes > 1:
+        # One whose cache has it would wait in the program's first collective, for which
+        # gloo allows 30 s.
+        cluster.exchange("compiled program", name)
+    return program
 
 
 def _check_same_program(text: str, name: str) -> None:
