@@ -34,15 +34,20 @@ def results(folder):
 
 @pytest.mark.slow
 def test_J1_J2_each_job_has_its_process_and_its_devices(tmp_path):
-    words = ("workers=4", "placement=shard_map", "placement.devices=1,2,5")
+    words = ("workers=4", "placement=shard_map", "placement.devices=1,2,5,4")
     done = sweep(tmp_path, "hydra/launcher=processes", *words)
     assert done.returncode == 1, done.stderr  # 4 workers do not fit 5 devices
     assert "4 workers cannot be spread evenly over 5 devices" in done.stdout
     folder, found = results(tmp_path)
-    assert [job["status"] for job in found] == ["completed", "completed", "failed"]
-    devices = [job["summary"]["placement"]["devices"] for job in found[:2]]
-    assert devices == [1, 2]
-    for job in found[:2]:  # what each process used, not their sum
+    failed = found.pop(2)
+    assert failed["status"] == "failed"
+    assert [job["status"] for job in found] == 3 * ["completed"]
+    devices = [job["summary"]["placement"]["devices"] for job in found]
+    assert devices == [1, 2, 4]
+    for job, own in zip(found, devices, strict=True):  # and sees no other job's
+        machine = job["machine"]
+        assert len(machine["devices"]) == max(own, machine["cores"])
+    for job in found:  # what each process used, not their sum
         assert 0 < job["summary"]["train_seconds"] < 300
         assert 1e7 < job["summary"]["peak_memory_bytes"] < 16e9
     assert len([*(folder / ".slots").iterdir()]) == 2
@@ -192,8 +197,8 @@ def test_a_process_that_was_killed_between_jobs_is_replaced(monkeypatch):
     with pytest.raises(process_jobs.TerminatedWorkerError):
         while True:
             dead.submit(time.sleep, 0.1).result()
-    launcher._idle.append(dead)
-    future, pool = launcher._start(0, [])
+    launcher._idle.append(("", dead))
+    future, pool = launcher._start(0, [], "")
     try:
         assert future.result() is None and pool is not dead
     finally:

@@ -14,7 +14,7 @@ from composed import compose
 
 import parsgd.report
 from parsgd import cluster
-from parsgd.cli.sweep import make_devices
+from parsgd.cli.launchers import make_devices
 
 SWEEP = ("train", "-m", "hydra.sweep.dir=sweep", *SHORT)
 
@@ -190,13 +190,14 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, words, job, how):
         ([None], 1),
         ([2, 5, None], 5),
         ([[1, 7]], 8),
+        ([2, 2000, [0, 5000]], 2),  # their jobs say that these cannot be
         (["x", 2.5, True, []], 1),
         ([[True, 7]], 1),
     ],
 )
 def test_devices_suffice_for_the_largest_job(monkeypatch, wanted, expected):
     asked = []
-    monkeypatch.setattr("parsgd.cli.sweep.want_cpu_devices", asked.append)
+    monkeypatch.setattr("parsgd.cli.launchers.want_cpu_devices", asked.append)
     # As under taskset, on a machine with more.
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {3}, raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
@@ -225,6 +226,12 @@ def test_a_mistake_of_some_jobs_is_theirs_alone(command, no_drawing, tmp_path):
     code, _, _ = command(*SWEEP, "samples=64,null")
     assert code == 1
     assert status(tmp_path) == {0: "failed", 1: "completed"}
+
+
+def test_J2_devices_that_cannot_be_are_one_jobs_failure(command, no_drawing, tmp_path):
+    code, out, _ = command(*SWEEP, "placement.devices=1,2000")
+    assert code == 1 and "CPU devices are threads of this machine, 1024" in out
+    assert status(tmp_path) == {0: "completed", 1: "failed"}
 
 
 def test_J12_a_sweep_and_a_run_do_not_share_a_folder(command, no_drawing, tmp_path):

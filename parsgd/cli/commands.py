@@ -98,7 +98,7 @@ def train(arguments: list[str]) -> int:
         quiet = sweeping and elsewhere(hydra_config)
         if quiet:
             sys.unraisablehook = uncaught  # as in the process of the command
-            own_share(hydra_config)
+            own_share(hydra_config, cfg)
         outcome = run_job(
             cfg, folder, overrides, allowed=allowed, alone=not sweeping, quiet=quiet
         )

@@ -1,16 +1,25 @@
 """Sweeps whose jobs run in other processes, started by one of Hydra's launchers."""
 
 import math
+import os
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
 
 from parsgd import cluster, cores
 from parsgd.cli.slots import at_once, remember_gpus, share
 from parsgd.errors import UserError, check_whole
+from parsgd.placement.devices import (
+    MOST_CPU_DEVICES,
+    cpu_devices_of_each,
+    want_cpu_devices,
+)
 from parsgd.signals import is_same
 from parsgd.words import counted
 
@@ -27,16 +36,61 @@ def elsewhere(hydra: Any) -> bool:
     return not hydra.launcher._target_.endswith(f".{BASIC}")
 
 
-def own_share(hydra: Any) -> None:
+def by_environment(hydra: Any) -> bool:
+    """Whether jobs find in the environment how many CPU devices to make.
+
+    Joblib's and submitit's have a process of their own, which makes the devices of its
+    job. Of other launchers it is not known whether jobs share a process.
+    """
+    name = hydra.launcher._target_.rpartition(".")[2]
+    return elsewhere(hydra) and name not in (JOBLIB, SLURM, LOCAL)
+
+
+def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
+    """Ask JAX for as many CPU devices as the largest of the placements needs.
+
+    Args:
+        wanted: Values of ``placement.devices``: counts, lists of indices, or None.
+        others: Whether the processes that this one starts need them.
+
+    Their number is fixed once JAX has started, so the first job of a process must have
+    as many as the last. What is no count or list, or more than can be, is reported by
+    the job that has it.
+    """
+    needed = [cpu_devices_of_each()]
+    for value in wanted:
+        numbers = list(value) if isinstance(value, Sequence) else [value]
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+        if numbers and whole:
+            listed = isinstance(value, Sequence)
+            needed.append(max(numbers) + 1 if listed else numbers[0])
+    able = [n for n in needed if n <= MOST_CPU_DEVICES]
+    most = max(able, default=MOST_CPU_DEVICES)
+    want_cpu_devices(most)
+    if others:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(most)
+
+
+def own_share(hydra: Any, cfg: Any) -> None:
     """Keep a job of several on this machine to its share of cores and accelerators.
 
-    Schedulers of a cluster do so by themselves.
+    Schedulers of a cluster do so by themselves. The job's CPU devices are made after
+    that: one for each core of its share, or those that its placement names.
+
+    Args:
+        hydra: Hydra's part of the config.
+        cfg: The job's own config.
     """
     folder = Path(hydra.runtime.cwd) / hydra.sweep.dir / ".slots"
     if asked := _asked(hydra.launcher):
         # Submitit starts all jobs at once.
         wait = hydra.launcher._target_.endswith(f".{LOCAL}")
         share(folder, at_once(asked), wait=wait)
+    try:
+        devices = cfg.placement.devices
+    except (OmegaConfBaseException, AttributeError):  # which the job will tell
+        devices = None
+    make_devices([devices])
 
 
 def _asked(launcher: Any) -> int:

@@ -47,53 +47,73 @@ class ProcessJobs(JoblibLauncher):
         ignored = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, ignored))
         # They stay for the next batch of a search: a new process has JAX to import.
-        self._idle: list[ProcessPoolExecutor] = []
+        # Each with the `placement.devices` that its JAX has started with.
+        self._idle: list[tuple[str, ProcessPoolExecutor]] = []
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> list[JobReturn]:
         """Run these jobs; one whose process ended before it did has the worst score."""
         waiting = deque(enumerate(job_overrides, initial_job_idx))
-        running: dict[Future, tuple[ProcessPoolExecutor, int, Sequence[str]]] = {}
+        running: dict[Future, tuple[ProcessPoolExecutor, str, int, Sequence[str]]] = {}
         found: dict[int, JobReturn] = {}
         most = at_once(effective_n_jobs(self.joblib["n_jobs"]))
         try:
             while waiting or running:
                 while waiting and len(running) < most:
                     job = waiting.popleft()
-                    future, pool = self._start(*job)
-                    running[future] = (pool, *job)
+                    devices = self._devices(job[1])
+                    future, pool = self._start(*job, devices)
+                    running[future] = (pool, devices, *job)
                 for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
-                    pool, number, overrides = running.pop(future)
+                    pool, devices, number, overrides = running.pop(future)
                     try:
                         found[number] = future.result()
-                        self._idle.append(pool)
+                        self._idle.append((devices, pool))
                     except TerminatedWorkerError as error:
                         found[number] = lose(self, number, overrides, _why(error))
         except BaseException:
             try:
                 ask_to_end(lambda: _workers(running))
             finally:
-                for pool in [*self._idle, *(pool for pool, *_ in running.values())]:
+                for pool in [pool for _, pool in self._idle] + _pools(running):
                     pool.shutdown(kill_workers=True)
             raise
         return [found[number] for number in sorted(found)]
 
     def _start(
-        self, number: int, overrides: Sequence[str]
+        self, number: int, overrides: Sequence[str], devices: str
     ) -> tuple[Future, ProcessPoolExecutor]:
         work = (number, overrides, self.hydra_context, self.config, self.task_function)
         work = (execute_job, *work, Singleton.get_state())
-        while self._idle:
-            pool = self._idle.pop()
+        # Of those with other devices one must end all the same, for its share.
+        for entry in sorted(self._idle, key=lambda entry: entry[0] != devices):
+            self._idle.remove(entry)
+            pool = entry[1]
+            if entry[0] != devices:
+                pool.shutdown(kill_workers=True)
+                break
             with contextlib.suppress(TerminatedWorkerError):  # killed between jobs
                 return pool.submit(*work), pool
         pool = _pool()
         return pool.submit(*work), pool
 
+    def _devices(self, overrides: Sequence[str]) -> str:
+        """The job's ``placement.devices``, which are made once in each process."""
+        assert self.hydra_context is not None and self.config is not None
+        try:
+            load = self.hydra_context.config_loader.load_sweep_config
+            return str(load(self.config, [*overrides]).placement.devices)
+        except Exception:  # which the job's own process will tell
+            return ""
+
 
 def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, initializer=_begin, initargs=this_process())
+
+
+def _pools(running: Mapping[Future, tuple]) -> list[ProcessPoolExecutor]:
+    return [job[0] for job in running.values()]
 
 
 def _workers(running: Mapping[Future, tuple]) -> list[int]:

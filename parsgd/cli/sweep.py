@@ -1,8 +1,8 @@
 """What happens around the jobs of a sweep, as a Hydra callback.
 
 Before: the number of jobs is printed, a dry run lists them, a folder that holds another
-sweep is refused, and CPU devices are made for the largest job. After: the table, the
-page, and an exit code that tells whether a job failed.
+sweep is refused, and CPU devices are made for the largest of the jobs that run in this
+process. After: the table, the page, and an exit code that tells whether a job failed.
 
 Hydra turns exceptions of callbacks into warnings, so what must stop the command leaves
 as ``SystemExit``.
@@ -37,7 +37,6 @@ from parsgd.cli.sweep_folder import (
 from parsgd.config.messages import explain, is_mistake
 from parsgd.config.objects import check
 from parsgd.errors import UserError
-from parsgd.placement.devices import cpu_devices_of_each, want_cpu_devices
 from parsgd.words import counted
 
 _folders: list[Path] = []
@@ -72,7 +71,7 @@ class Sweep(Callback):
                     f"hydra/launcher={launcher}: a launcher starts the jobs of a "
                     "sweep, and this is one run: add -m, or leave it out"
                 )
-            make_devices([config.placement.devices])
+            launchers.make_devices([config.placement.devices])
             folder = Path(config.hydra.run.dir)
             if (folder / SWEPT).is_file():
                 raise UserError(
@@ -100,8 +99,8 @@ class Sweep(Callback):
             folder = Path(config.hydra.sweep.dir)
             refuse_run(folder)
             if jobs is None:
-                others = launchers.elsewhere(config.hydra)
-                make_devices([config.placement.devices], others)
+                others = launchers.by_environment(config.hydra)
+                launchers.make_devices([config.placement.devices], others)
                 self._hold(folder, config)
                 launchers.tell_limit(config.hydra)
                 return
@@ -111,8 +110,8 @@ class Sweep(Callback):
                 _list_jobs(jobs, [ended(folder / f"{n}", cfg) for n, cfg in composed])
                 raise SystemExit(0)
             values = [_override(job, "placement.devices") for job in jobs]
-            others = launchers.elsewhere(config.hydra)
-            make_devices([config.placement.devices, *values], others)
+            others = launchers.by_environment(config.hydra)
+            launchers.make_devices([config.placement.devices, *values], others)
             _refuse_if_all_wrong(config, jobs)
             self._hold(folder)
             refuse_other_sweep(folder, jobs)  # that began meanwhile
@@ -198,28 +197,6 @@ def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
     # Hydra has no public way to know its jobs before it runs them.
     batches = BasicSweeper.split_arguments(overrides, None)
     return [job for batch in batches for job in batch]
-
-
-def make_devices(wanted: Sequence[Any], others: bool = False) -> None:
-    """Ask JAX for as many CPU devices as the largest of the placements needs.
-
-    Args:
-        wanted: Values of ``placement.devices``: counts, lists of indices, or None.
-        others: Whether the processes that this one starts need them.
-
-    Their number is fixed once JAX has started, so the first job of a sweep must have
-    as many as the last. What is no count or list is reported by the job that has it.
-    """
-    needed = [cpu_devices_of_each()]
-    for value in wanted:
-        numbers = list(value) if isinstance(value, Sequence) else [value]
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
-        if numbers and whole:
-            listed = isinstance(value, Sequence)
-            needed.append(max(numbers) + 1 if listed else numbers[0])
-    want_cpu_devices(max(needed))
-    if others:
-        os.environ["JAX_NUM_CPU_DEVICES"] = str(max(needed))
 
 
 def _list_jobs(jobs: Sequence[Sequence[str]], before: Sequence[str] = ()) -> None:
