@@ -109,3 +109,17 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name}={value}: give a whole number, {least} or more")
+
+
+def check_transformation(name: str, value: object) -> None:
+    """Refuse what is not an optax transformation, such as a learning rate.
+
+    Raises:
+        UserError: ``value`` is not one; names the argument.
+    """
+    # By its functions: optax.MultiSteps is one too, and no subclass.
+    parts = (getattr(value, "init", None), getattr(value, "update", None))
+    if not all(map(callable, parts)):
+        raise UserError(
+            f"{name}={value!r}: give an optax transformation, such as optax.sgd(0.1)"
+        )

@@ -169,3 +169,22 @@ def test_C6_more_local_steps_than_steps_warns(method, warned):
         local_steps=100, epochs=1, observer=Watch(),
     )  # fmt: skip
     assert any("exceeds the run's 12 steps" in line for line in lines) == warned
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: parsgd.sync_sgd(0.1), "optimizer"),
+        (lambda: parsgd.ef_sign_sgd(0.1), "optimizer"),
+        (lambda: parsgd.data_parallel(optax.sgd(0.1), reducer=0.1), "reducer"),
+        (lambda: parsgd.local_sgd(optax.sgd(0.1), reducer=0.1), "reducer"),
+        (lambda: parsgd.diloco(optax.sgd(0.1), reducer=0.1), "reducer"),
+        (lambda: parsgd.block_momentum(optax.sgd(0.1), reducer=0.1), "reducer"),
+        (lambda: parsgd.outer_loop(0.1, parsgd.all_reduce()), "inner"),
+        (lambda: parsgd.outer_loop(optax.sgd(0.1), 0.1), "outer"),
+        (lambda: parsgd.reducers.skip_nonfinite(0.1), "inner"),
+    ],
+)
+def test_what_is_no_transformation_is_named(call, name):
+    with pytest.raises(UserError, match=rf"{name}=0\.1: give an optax transformation"):
+        call()

@@ -14,6 +14,7 @@ import optax
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
 from parsgd.compressors.base import GROWS, SMALL
+from parsgd.errors import check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.clip import clipped
 from parsgd.reducers.exchange import Exchange
@@ -118,8 +119,7 @@ def dgc(
         raise ValueError(f"dgc: momentum={momentum} must be in [0, 1)")
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"dgc: clip_norm={clip_norm} must be positive, or None")
-    if min_size < 0:
-        raise ValueError(f"dgc: min_size={min_size} must be 0 or more")
+    check_whole("min_size", min_size, 0)
 
     channel = Exchange(top_k(ratio=density, select=select))
 

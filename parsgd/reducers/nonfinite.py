@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
+from parsgd.errors import check_transformation
 from parsgd.reducers import paths
 
 
@@ -74,6 +75,7 @@ def skip_nonfinite(
         >>> out, int(state.skipped)
         (Array([0., 0.], dtype=float32), 1)
     """
+    check_transformation("inner", inner)
 
     def init(params: Any) -> Any:
         return SkipState(inner.init(params), *(jnp.int32(0) for _ in range(3)))

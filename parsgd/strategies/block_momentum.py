@@ -14,6 +14,7 @@ import optax
 
 from parsgd import comm
 from parsgd.core import Params, Strategy
+from parsgd.errors import check_transformation
 from parsgd.reducers import all_reduce
 from parsgd.strategies.outer import outer_loop
 
@@ -191,7 +192,7 @@ def block_momentum(
         A `parsgd.Strategy` with an `OuterState`, which is evaluated at the model.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
         ValueError: Unknown ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or
             ``zeta`` not positive.
 
@@ -220,7 +221,9 @@ def block_momentum(
         data into blocks. The paper has no compressing ``reducer``.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
-    outer = optax.chain(reducer or all_reduce(), filtered)
+    average = all_reduce() if reducer is None else reducer
+    check_transformation("reducer", average)
+    outer = optax.chain(average, filtered)
     loop = outer_loop(optimizer, outer, momentum_policy=momentum_policy)
 
     def sync(params, state):

@@ -13,7 +13,7 @@ import optax
 
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.errors import check_whole
+from parsgd.errors import check_transformation, check_whole
 from parsgd.reducers import error_feedback, local_momentum, majority_vote
 from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
 from parsgd.reducers.momentum import has_momentum
@@ -230,6 +230,7 @@ def ef_sign_sgd(
         Zero counts as positive, or as ``zero`` says, since one bit has two values.
         One-dimensional leaves are averaged as they are.
     """
+    check_transformation("optimizer", optimizer)
     feedback = error_feedback(scaled_sign(zero=zero), bucket=bucket, min_size=min_size)
     chain = optax.chain(optimizer, feedback)
     return data_parallel(chain, skip_nonfinite=skip_nonfinite)

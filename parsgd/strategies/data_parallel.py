@@ -1,11 +1,9 @@
 """Methods that communicate in every step: a reducer and an optimizer, chained."""
 
-from typing import Any
-
 import optax
 
 from parsgd.core import Strategy
-from parsgd.errors import UserError
+from parsgd.errors import check_transformation
 from parsgd.reducers import all_reduce, clip, skip_nonfinite as skipping
 
 
@@ -157,17 +155,3 @@ def _clip(name: str, norm: float | None) -> optax.GradientTransformation | None:
     if not norm > 0:
         raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
     return clip(norm)
-
-
-def check_transformation(name: str, value: Any) -> None:
-    """Refuse what is not an optax transformation, such as a learning rate.
-
-    Raises:
-        UserError: ``value`` is not one; names the argument.
-    """
-    # By its functions: optax.MultiSteps is one too, and no subclass.
-    parts = (getattr(value, "init", None), getattr(value, "update", None))
-    if not all(map(callable, parts)):
-        raise UserError(
-            f"{name}={value!r}: give an optax transformation, such as optax.sgd(0.1)"
-        )

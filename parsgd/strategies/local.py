@@ -4,7 +4,7 @@ import optax
 
 from parsgd import comm
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.errors import check_whole
+from parsgd.errors import check_transformation, check_whole
 from parsgd.strategies.data_parallel import data_parallel
 from parsgd.strategies.momentum import check_policy, synchronise
 from parsgd.strategies.outer import outer_loop
@@ -38,7 +38,7 @@ def local_sgd(
         A `parsgd.Strategy`; H is the number of local steps of the run.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
         ValueError: Unknown ``momentum_policy``.
 
     Example:
@@ -60,6 +60,7 @@ def local_sgd(
     """
     check_policy(momentum_policy)
     if reducer is not None:
+        check_transformation("reducer", reducer)
         outer = optax.chain(reducer, optax.scale(-1.0))
         return outer_loop(optimizer, outer, momentum_policy=momentum_policy)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.core import Params, Strategy
+from parsgd.errors import check_transformation
 from parsgd.reducers import all_reduce
-from parsgd.strategies.data_parallel import check_transformation
 from parsgd.strategies.momentum import check_policy, synchronise
 
 
@@ -128,7 +128,7 @@ def diloco(
         A `parsgd.Strategy` with an `OuterState`, which is evaluated at the anchor.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
         ValueError: Unknown ``momentum_policy``, ``outer_learning_rate`` not positive,
             or ``outer_momentum`` outside [0, 1).
 
@@ -155,5 +155,7 @@ def diloco(
     if not 0 <= outer_momentum < 1:
         raise ValueError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
     nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
-    outer = optax.chain(reducer or all_reduce(), nesterov)
+    reducer = all_reduce() if reducer is None else reducer
+    check_transformation("reducer", reducer)
+    outer = optax.chain(reducer, nesterov)
     return outer_loop(optimizer, outer, momentum_policy=momentum_policy)
