@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.measure import BUSY
+from benchmarks.measure import BUSY, commit
 from parsgd.lab import network
 
 ROOT = Path(__file__).parent.parent
@@ -232,7 +232,8 @@ def measured(cell: Cell, options: argparse.Namespace) -> dict:
             result, others = disturbance(lambda: work(cell, options))
         except RuntimeError as error:
             return cell._asdict() | {"error": str(error)}
-        taken.append(cell._asdict() | result | {"disturbed": others})
+        when = {"disturbed": others, "date": time.strftime("%Y-%m-%d")}
+        taken.append(cell._asdict() | result | when | {"commit": commit()})
         if others <= BUSY or cell.link == "steps":
             break
     return min(taken, key=lambda result: result["disturbed"])

@@ -255,9 +255,16 @@ def _conditions(store: dict) -> str:
     where = "on one core" if settings["pinned"] else "on any core"
     return (
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, "
-        f"{versions}, {machine['date']}. Fashion-MNIST, batch {settings['batch']} of "
+        f"{versions}, {_dates(store)}. Fashion-MNIST, batch {settings['batch']} of "
         f"each process, {where}, plain SGD at rate {settings['lr']:g}; local SGD and "
         f"block momentum with {settings['local_steps']} local steps. n: windows of "
         f"about {settings['seconds']:g} s, and seeds of the steps to the target. "
         "Measurements: [lab.json](figures/lab.json)."
     )
+
+
+def _dates(store: dict) -> str:
+    """The days of the measurements; of those without one, the day of the last."""
+    last = store["machine"]["date"]
+    days = sorted({cell.get("date", last) for cell in store["cells"].values()})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

@@ -11,13 +11,16 @@ import multiprocessing
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+HERE = Path(__file__).parent
 BUSY = 0.05  # share of the machine that others may take in a window
 PAUSE = 0.5  # seconds before a disturbed window is taken again
 
@@ -222,6 +225,16 @@ def record(results: Sequence[Result]) -> list[dict]:
         }
         for result in results
     ]
+
+
+def commit() -> str | None:
+    """The commit that is checked out, with a plus if files differ; None without git."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
 
 
 def machine() -> dict:
