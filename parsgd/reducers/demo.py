@@ -104,6 +104,8 @@ def demo(
         Arrays of more than two axes are taken as matrices of their last axis; the code
         cuts two-dimensional arrays in blocks and others along their last axis only.
         One-dimensional leaves are sent whole. Weight decay is left to the optimizer.
+        The paper's m has the learning rate in it, here ``learning_rate``, a number: a
+        schedule of the optimizer weighs what m has from earlier steps by today's rate.
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"demo: decay={decay} must be in [0, 1]")

@@ -22,7 +22,8 @@ def all_reduce(
         algorithm: ``"native"``: the platform's own collective. ``"ring"``, ``"tree"``
             or ``"hierarchical"``: written out as messages between pairs of workers, see
             `parsgd.reducers.algorithms`; to study them, or for a network that the
-            platform does not know.
+            platform does not know. These send half-precision leaves as ``float32``,
+            for their sums would be rounded at every hop.
         group: Neighbouring workers that form a group of the hierarchical form, such as
             those of one machine; a divisor of W. None for the other forms.
 
