@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TORCH := .venv/.torch
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint docs bench lab notebooks clean
@@ -38,7 +39,12 @@ bench: $(READY)  ## fit against hand-written loops, medians of interleaved windo
 	$(BIN)/python -m benchmarks --full --output benchmarks.json
 	$(BIN)/python -m benchmarks.summary benchmarks.json
 
-lab: $(READY)  ## step time and time to accuracy over slow links (root; hours), into docs/lab.md
+$(TORCH): $(READY)
+	@echo 'installing PyTorch, to compare with, into .venv'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[torch]'
+	@touch $@
+
+lab: $(TORCH)  ## step time and time to accuracy over slow links (root; hours), into docs/lab.md
 	$(BIN)/python -m benchmarks.lab
 	$(BIN)/python -m benchmarks.lab --publish
 

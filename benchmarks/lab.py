@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=[*PROCESSES], **many)
     parser.add_argument("--only", default="", help="cells whose name contains this")
     parser.add_argument("--windows", type=int, default=5, help="of a cell")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a window, about")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a window, about")
     parser.add_argument("--target", type=float, default=0.85, help="accuracy")
     parser.add_argument("--epochs", type=float, default=10, help="at most, to it")
     parser.add_argument("--seeds", type=int, default=3, help="for steps to the target")
@@ -107,7 +107,9 @@ def main() -> None:
     try:
         machine["versions"] |= {name: version(name) for name in ("parsgd", "torch")}
     except PackageNotFoundError as error:
-        parser.error(f"{error.name} is needed, to compare with: pip install torch")
+        parser.error(
+            f"{error.name} is needed, to compare with: pip install -e '.[torch]'"
+        )
     store |= {"settings": settings, "machine": machine}
     chosen = [cell for cell in cells(options) if options.only in cell.name]
     if not chosen:

@@ -51,6 +51,22 @@ def handled(
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
+@contextlib.contextmanager
+def held(numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Within it these signals wait, so that what must be done is; then the first acts.
+
+    What goes wrong within it goes on as it is, without the signal.
+
+    Args:
+        numbers: Which signals.
+    """
+    came: list[signal.Signals] = []
+    with handled(numbers, came.append):
+        yield
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
 def unwind(number: signal.Signals) -> None:
     """End the process as the signal would, but by way of every ``finally``."""
     raise SystemExit(128 + number)

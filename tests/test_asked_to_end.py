@@ -89,6 +89,24 @@ def test_of_a_sweep_the_rest_is_named_too(command, tmp_path, monkeypatch, asked)
     assert "2 of 2 jobs completed" in out
 
 
+def test_a_job_that_has_diverged_ends_its_sweep_too(command, tmp_path, monkeypatch):
+    record = job.JobRecorder.record
+
+    def ask(self, entry):
+        record(self, entry)
+        if entry["round"]:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(job.JobRecorder, "record", ask)
+    monkeypatch.setattr(signals, "SAME_SECONDS", 1e9)
+    rates = "optimizer.learning_rate=1e30,0.1"
+    code, _, err = command("train", "-m", *RUN, rates, "hydra.sweep.dir=sweep")
+    assert code == 143, err
+    assert "asked to end (SIGTERM): nothing is saved" in err
+    assert not [*(tmp_path / "sweep/0/checkpoints").glob("[0-9]*")]
+    assert not (tmp_path / "sweep/1/metrics.jsonl").exists()
+
+
 def test_a_terminal_that_was_closed_does_not_change_how_it_ends(
     command, monkeypatch, asked
 ):

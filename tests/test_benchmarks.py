@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import summary
+from benchmarks import lab, summary
 
 
 def window(name, devices, *rates):
@@ -55,3 +55,15 @@ def test_a_file_of_another_commit_is_not_gone_on_with(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     assert "was measured with other commit and windows: move it away" in ended.stderr
+
+
+def test_a_lab_measures_as_what_is_published_was(tmp_path, monkeypatch, capsys):
+    published = lab.ROOT / "docs/figures/lab.json"
+    store = tmp_path / "lab.json"
+    store.write_bytes(published.read_bytes())  # refused where the settings differ
+    monkeypatch.setattr(lab, "version", lambda name: "1.0")
+    monkeypatch.setattr(sys, "argv", ["lab", "--store", f"{store}", "--list"])
+    lab.main()
+    known = json.loads(store.read_text())["cells"]
+    listed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert {*listed} == {f"{name} measured" for name in known}

@@ -61,10 +61,45 @@ MANUAL = ("cluster=manual", "cluster.processes=2", "cluster.process=0")
         ({"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}, True),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
         ({"PARSGD_PROCESSES": "2"}, True),
+        ({"PARSGD_PROCESSES": "1"}, False),
+        ({"PARSGD_PROCESSES": "two"}, True),
+        ({"PARSGD_COORDINATOR": "10.0.0.1:1234"}, True),
+        ({"PARSGD_PROCESS": "1"}, True),
     ],
 )
 def test_I2_a_cluster_of_one_task_is_one_process(environment, several):
     assert in_environment(environment) is several
+
+
+WHERE = {"PARSGD_COORDINATOR": "10.0.0.1:1234", "PARSGD_PROCESS": "0"}
+
+
+@pytest.mark.parametrize(
+    "environment, message",
+    [
+        (WHERE, "PARSGD_COORDINATOR is set without PARSGD_PROCESSES: set PARSGD_"),
+        ({"PARSGD_PROCESS": "1"}, "PARSGD_PROCESS is set without PARSGD_COORD"),
+        ({"PARSGD_PROCESSES": "2"}, "PARSGD_PROCESSES is set without PARSGD_COORD"),
+        (WHERE | {"PARSGD_PROCESSES": "two"}, "PARSGD_PROCESSES=two: give a whole num"),
+        (WHERE | {"PARSGD_PROCESSES": "0"}, "PARSGD_PROCESSES=0: give 1 or more"),
+        (
+            WHERE | {"PARSGD_PROCESSES": "2", "PARSGD_PROCESS": "-1"},
+            "PARSGD_PROCESS=-1: give a whole number",
+        ),
+    ],
+)
+def test_I2_one_of_several_does_not_train_alone(monkeypatch, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        cluster.start(Settings())
+    cluster.start(Settings("none"))
+
+
+def test_I2_a_launch_of_one_process_is_one_process(monkeypatch):
+    for name, value in (WHERE | {"PARSGD_PROCESSES": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert rendezvous.arguments(Settings()) is None
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,9 @@ def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_pat
     assert run.returncode == 0 and "equal" in run.stdout, run.stdout + run.stderr
 
 
-def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
+def test_I3_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     words = ("train", "-m", *SHORT[1:], "workers=2,3", "hydra.sweep.dir=s")
+    words += ("checkpoint.rounds=10",)
     code, out, err = finished(
         parsgd("launch", "--processes", "2", *words, cwd=tmp_path)
     )
@@ -134,6 +135,8 @@ def test_J9_K2_a_sweep_of_two_processes_leaves_one_set_of_files(tmp_path):
     assert out.count("#1 ") == 1 and reason in out
     lines = (tmp_path / "s/0/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [0, 22]
+    assert (tmp_path / "s/0/checkpoints/22").is_dir()
+    assert (tmp_path / "s/0/train.log").read_text().count("] - step 22, ") == 1
     record = json.loads((tmp_path / "s/0/result.json").read_text())
     assert record["summary"]["placement"]["processes"] == 2
     assert json.loads((tmp_path / "s/1/result.json").read_text())["status"] == "failed"

@@ -1,12 +1,14 @@
 """What the lab's links need, and how they are removed; without any real one."""
 
 import os
+import signal
 
 import pytest
 
 from parsgd.errors import UserError
 from parsgd.lab import links
 from parsgd.lab.network import Link
+from parsgd.signals import handled, unwind
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,29 @@ def test_one_removal_that_fails_leaves_no_other_behind(pretended, monkeypatch):
     ):
         assert len(list(folder.iterdir())) == 4
     assert [path.name for path in folder.iterdir()] == [made.spaces[1]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_links_are_removed_leaves_none_behind(
+    pretended, monkeypatch, number
+):
+    folder, _ = pretended
+    run = links._run
+
+    def disturbed(command):
+        if command[2] == "delete":
+            signal.raise_signal(number)
+        return run(command)
+
+    monkeypatch.setattr(links, "_run", disturbed)
+    with (
+        pytest.raises(SystemExit) as end,
+        handled((signal.SIGINT, signal.SIGTERM), unwind),
+        links.network(3, Link(1e9)),
+    ):
+        assert len(list(folder.iterdir())) == 4
+    assert end.value.code == 128 + number  # it was only held off
+    assert not list(folder.iterdir())
 
 
 def test_a_leftover_that_another_lab_removes_is_no_error(pretended, monkeypatch):

@@ -189,6 +189,31 @@ def test_a_killed_job_is_a_row_and_the_others_complete(
     assert record["overrides"] == [f"samples={LONG}", "evaluations=2"]
 
 
+@pytest.mark.parametrize(
+    "number, words",
+    [
+        (signal.SIGTERM, ("checkpoint.rounds=100000000",)),
+        (signal.SIGINT, ()),
+    ],
+)
+def test_a_job_asked_to_end_alone_is_a_row_and_the_others_complete(
+    started, tmp_path, number, words
+):
+    saves = bool(words)
+    words = (f"samples={LONG},1280,640", "evaluations=2", *words)
+    sweep = started("processes", *words)
+    metrics = tmp_path / "sweep/0/metrics.jsonl"
+    wait_for(sweep, tmp_path / "sweep/1/metrics.jsonl", metrics)
+    running(sweep, metrics).send_signal(number)
+    code, out, err = finished(sweep)
+    assert code == 1 and "Traceback" not in err, err
+    why = f"its process was asked to end ({number.name})"
+    assert f"parsgd: job #0: {why}" in err
+    assert f"interrupted: sweep/0: {why}" in out
+    assert "2 of 3 jobs completed" in out
+    assert bool([*(tmp_path / "sweep/0/checkpoints").glob("[1-9]*")]) == saves
+
+
 END = """
 import os, sys
 import parsgd

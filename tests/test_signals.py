@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from parsgd.signals import handled, unwind
+from parsgd.signals import handled, held, unwind
 
 
 @pytest.fixture
@@ -52,6 +52,14 @@ def test_another_thread_changes_nothing(user1):
     thread.start()
     thread.join()
     assert user1 == [mine]
+
+
+def test_signals_that_are_held_act_once_afterwards(user1):
+    with held((signal.SIGUSR1,)):
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        assert not user1
+    assert user1 == ["before"]
 
 
 def test_unwinding_runs_what_must_be_done(user1):

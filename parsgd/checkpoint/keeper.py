@@ -223,12 +223,13 @@ class _Saving(Keeper):
             save()
         self._end(round)
 
-    def finish(self, save: Callable[[], None]) -> None:
-        save()
+    def finish(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
+        if healthy:
+            save()
         self.store.wait()
         # Since the last dispatch; a sweep must not begin another job now.
         self._ending = self._agreed()[0]
-        self._end()
+        self._end(round)
 
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
         if meta["round"] == self._saved:
@@ -262,7 +263,7 @@ class _Saving(Keeper):
         """Called in the background, when something cannot be written."""
         cluster.stuck(f"{self.store.failed(error)}")
 
-    def _end(self, round: int | None = None) -> None:
+    def _end(self, round: int) -> None:
         """End, if asked to, once what there is to save is on the disk."""
         if not self._ending:
             return
@@ -271,7 +272,7 @@ class _Saving(Keeper):
         kept = f"nothing is saved in {self._folder}: the state or loss is not finite"
         if self._saved:
             lost = f", not {round}, which is not finite," * (round != self._saved)
-            kept = f"round {self._saved}{lost if round else ''} is saved in "
+            kept = f"round {self._saved}{lost} is saved in "
             kept += f"{self._folder}; {self.settings.again} goes on"
         raise end(self._ending, kept)
 

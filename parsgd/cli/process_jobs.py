@@ -7,6 +7,7 @@ the jobs of the others.
 import contextlib
 import os
 import re
+import signal
 import sys
 import threading
 from collections import deque
@@ -29,6 +30,8 @@ from parsgd.cli.children import ask_to_end, end_with, lose, this_process
 from parsgd.cli.console import uncaught
 from parsgd.cli.slots import at_once
 
+# A process is killed, or its job ends it, as one that saves does at a signal.
+ENDED = (TerminatedWorkerError, SystemExit, KeyboardInterrupt)
 LOOK_SECONDS = 0.5  # no wait without an end: Polars restarts it at a Ctrl-C
 
 
@@ -67,11 +70,14 @@ class ProcessJobs(JoblibLauncher):
                     running[future] = (pool, devices, *job)
                 for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
                     pool, devices, number, overrides = running.pop(future)
-                    try:
+                    # Not raised: what a job ended by is not for the sweep to end by.
+                    error = future.exception()
+                    if isinstance(error, ENDED):
+                        found[number] = lose(self, number, overrides, _why(error))
+                        pool.shutdown(kill_workers=True)
+                    else:
                         found[number] = future.result()
                         self._idle.append((devices, pool))
-                    except TerminatedWorkerError as error:
-                        found[number] = lose(self, number, overrides, _why(error))
         except BaseException:
             try:
                 ask_to_end(lambda: _workers(running))
@@ -133,13 +139,22 @@ def _begin(sweep: int, began: float) -> None:
     threading.Thread(target=end_with, args=family, daemon=True).start()
 
 
-def _why(error: TerminatedWorkerError) -> str:
+def _why(error: BaseException) -> str:
     """What became of a process; loky tells its exit code in its message alone.
 
     Example:
         >>> _why(TerminatedWorkerError("The exit codes ... are {SIGKILL(-9)}"))
         'its process was killed (SIGKILL), perhaps for want of memory'
+        >>> _why(SystemExit(143))
+        'its process was asked to end (SIGTERM)'
     """
+    if isinstance(error, KeyboardInterrupt):
+        error = SystemExit(128 + signal.SIGINT)
+    if isinstance(error, SystemExit):
+        with contextlib.suppress(TypeError, ValueError):  # no code of a signal
+            number = signal.Signals(error.code - 128)  # type: ignore[operator]
+            return f"its process was asked to end ({number.name})"
+        return f"it ended its process ({error.code})"
     found = re.search(r"\{(SIG\w+)", str(error))
     if not found:
         return "its process ended before the job did"

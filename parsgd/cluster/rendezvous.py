@@ -19,6 +19,7 @@ COORDINATOR, PROCESSES, PROCESS = (
     "PARSGD_PROCESSES",
     "PARSGD_PROCESS",
 )
+OWN = (COORDINATOR, PROCESSES, PROCESS)
 INDEX = "JOB_COMPLETION_INDEX"  # of a pod of an indexed Job of Kubernetes
 OPEN_MPI = "OMPI_COMM_WORLD_SIZE"  # of any version; JAX needs ORTE, before version 5
 
@@ -57,9 +58,14 @@ def in_environment(environment: Mapping[str, str] | None = None) -> bool:
     return pod or _several_tasks(env)
 
 
+def _told(env: Mapping[str, str]) -> bool:
+    """Whether any of the variables of `parsgd launch` is there."""
+    return any(name in env for name in OWN)
+
+
 def _several_tasks(env: Mapping[str, str]) -> bool:
     return (
-        _count(env, PROCESSES) > 1
+        (_told(env) and env.get(PROCESSES) != "1")
         or _count(env, OPEN_MPI) > 1
         or _several_of_slurm(env)
         or "," in env.get("TPU_WORKER_HOSTNAMES", "")
@@ -103,14 +109,21 @@ def arguments(settings: Settings) -> dict[str, Any] | None:
         if not in_environment():
             _refuse_unknown_launcher()
             return None
-        if COORDINATOR not in os.environ:
+        if not _told(os.environ):
             _refuse_open_mpi_5()
             alone = not _several_tasks(os.environ) and _pods() == 1
             return None if alone else gpus.arguments(os.environ)
-        if missing := [key for key in (PROCESSES, PROCESS) if key not in os.environ]:
-            raise UserError(f"{COORDINATOR} is set without {missing[0]}: set both")
+        known = {key: key in os.environ for key in OWN}
+        if missing := [key for key, is_set in known.items() if not is_set]:
+            found = next(key for key, is_set in known.items() if is_set)
+            raise UserError(
+                f"{found} is set without {missing[0]}: set {', '.join(OWN)}, or run "
+                "alone with cluster=none"
+            )
         coordinator = os.environ[COORDINATOR]
         processes, process = _number(PROCESSES), _number(PROCESS)
+        if processes < 1:
+            raise UserError(f"{PROCESSES}={processes}: give 1 or more")
     else:
         for name, value in given.items():
             if value is None:

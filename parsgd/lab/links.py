@@ -19,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from parsgd.cluster.supervise import PASSED_ON
 from parsgd.errors import UserError
 from parsgd.lab.counters import FILES, Counters
 from parsgd.lab.network import Link
+from parsgd.signals import held
 
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")
@@ -88,12 +90,16 @@ def network(processes: int, link: Link) -> Iterator[Network]:
         tuple(f"10.77.0.{i + 1}" for i in range(processes)),
         f"{prefix}-hub",
     )
-    with contextlib.ExitStack() as stack:
-        # One by one, so that none is left behind where the removal of another fails.
-        for space in (made.hub, *made.spaces):
-            stack.callback(_remove, space)
+    # One by one, so that none is left behind where the removal of another fails.
+    removal = contextlib.ExitStack()
+    for space in (made.hub, *made.spaces):
+        removal.callback(_remove, space)
+    try:
         _build(made, link)
         yield made
+    finally:
+        with held(PASSED_ON), removal:
+            pass
 
 
 def inside(space: str, command: Sequence[str]) -> list[str]:

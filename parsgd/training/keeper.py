@@ -67,8 +67,8 @@ class Keeper:
     def evaluated(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
         """After an evaluation: as `dispatched`, with the record of it."""
 
-    def finish(self, save: Callable[[], None]) -> None:
-        """At the end of the run."""
+    def finish(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
+        """At the end of the run, also of one that has diverged: as `dispatched`."""
 
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint."""

@@ -95,8 +95,7 @@ class Loop:
             self._record()
             keeper.evaluated(meter.round, self._save, healthy=meter.healthy)
         meter.finish()
-        if meter.healthy:
-            keeper.finish(self._save)
+        keeper.finish(meter.round, self._save, healthy=meter.healthy)
         if self._evaluate.model is None:  # it was over before
             self._evaluate(self._state, meter.phase)
 
