@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,12 +31,6 @@ def cells(full: bool, only: str) -> list[Cell]:
     return [cell for cell in chosen if only in cell.name]
 
 
-def _commit() -> str:
-    """Of the checkout, with a mark where files differ from it."""
-    command = ("git", "describe", "--always", "--dirty")
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     size = parser.add_mutually_exclusive_group()
@@ -65,7 +58,7 @@ def main() -> None:
     report = {
         "machine": measure.machine(),
         "data": data.load().source,
-        "commit": _commit(),
+        "commit": measure.commit(),
         "windows": [options.repeats, options.seconds, options.patience, *options.way],
         "cells": {},
     }

@@ -227,8 +227,8 @@ def learning_rate(
         >>> rate = learning_rate(0.1, 4.0, warmup_steps=10)
         >>> [round(float(rate(t)), 3) for t in (0, 5, 10, 99)]
         [0.1, 0.25, 0.4, 0.4]
-    >>> learning_rate(0.1, 0.5, warmup_steps=10)
-    0.05
+        >>> learning_rate(0.1, 0.5, warmup_steps=10)
+        0.05
     """
     warming = warmup_steps > 0 and factor > 1
     if not warming and schedule is None:

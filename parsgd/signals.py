@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 SAME_SECONDS = 1.0
+# What asks a process to end: from the keyboard, from a scheduler, or from submitit.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def is_same(first: float) -> bool:

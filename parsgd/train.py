@@ -222,8 +222,8 @@ def fit(
             ]
             if check_replicas and len(engine.placement.devices) == 1:
                 said.append(ONE_DEVICE)
-            keeper.settle()
             observer.start(summary, said)
+            keeper.settle()
             if resumed:
                 observer.resumed(history)
             loop = Loop(

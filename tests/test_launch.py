@@ -10,8 +10,8 @@ import time
 import pytest
 from processes import alive
 
-from parsgd.checkpoint.asked import SIGNALS
-from parsgd.cluster import launch, service, supervise
+from parsgd.cluster import launch, service
+from parsgd.signals import ENDING
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 SCRIPT = """\
@@ -166,7 +166,7 @@ def test_signals_are_passed_on_and_all_are_reaped(start, number, code):
 
 
 def test_all_signals_that_a_run_saves_at_are_passed_on_and_leave_its_store():
-    assert {*SIGNALS} == {*supervise.PASSED_ON} == {*service.ENDING}
+    assert {*ENDING} == {*service.ENDING}
 
 
 def test_a_second_signal_does_not_wait(start):

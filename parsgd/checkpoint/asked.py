@@ -9,7 +9,6 @@ import time
 from parsgd import cluster
 from parsgd.signals import is_same
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)  # to end
 WAIT = (
     b"parsgd: %s: ends after the rounds that are being computed, and saves; a second "
     b"signal ends it at once, without saving\n"

@@ -19,7 +19,7 @@ from parsgd.checkpoint.agreed import (
     offered,
     shared_by_all,
 )
-from parsgd.checkpoint.asked import SIGNALS, Asked, end
+from parsgd.checkpoint.asked import Asked, end
 from parsgd.checkpoint.lock import locked
 from parsgd.checkpoint.names import (
     REPLACED,
@@ -35,7 +35,7 @@ from parsgd.checkpoint.settings import (
 from parsgd.core import TrainState
 from parsgd.environment import versions
 from parsgd.errors import FolderError, UserError
-from parsgd.signals import handled
+from parsgd.signals import ENDING, handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
 from parsgd.training.keeper import Keeper, Resumed
@@ -72,7 +72,7 @@ def keeping(settings: Checkpoints | None) -> Iterator[Keeper]:
         stack.enter_context(quiet(keeper.broken))
         with cluster.together("opening the folder of checkpoints"):
             keeper.store = Store(folder, keep_last=settings.keep_last, best=keeper.best)
-        stack.enter_context(handled(SIGNALS, keeper.asked.come))
+        stack.enter_context(handled(ENDING, keeper.asked.come))
         try:
             yield keeper
         except BaseException as error:

@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from parsgd.signals import ENDING
+
 HELP = """\
 parsgd: research on parallel SGD.
 
@@ -39,9 +41,7 @@ diverged, 2 wrong use, 130 interrupted, 143 asked to end (SIGTERM).
 
 COMMANDS = ("train", "traffic", "report", "export", "evaluate", "list", "launch", "lab")
 ALONE_SECONDS = 1.0
-ASKED = [
-    128 + n for n in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR2, signal.SIGTERM)
-]
+ASKED = [128 + number for number in ENDING]
 _complaints: list[str] = []
 
 

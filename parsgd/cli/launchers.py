@@ -20,7 +20,7 @@ from parsgd.placement.devices import (
     cpu_devices_of_each,
     want_cpu_devices,
 )
-from parsgd.signals import is_same
+from parsgd.signals import ENDING, is_same
 from parsgd.words import counted
 
 BASIC, JOBLIB = "BasicLauncher", "JoblibLauncher"
@@ -147,7 +147,7 @@ def check(hydra: Any) -> None:
     local = hydra.launcher._target_.endswith(f".{LOCAL}")
     if not local and not hydra.launcher._target_.endswith(f".{JOBLIB}"):
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in {*ENDING} - {signal.SIGINT}:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _terminated)
     remember_gpus()

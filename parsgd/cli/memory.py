@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+_jobs = 0  # that have begun in this process
+
 
 def reset_peak_memory() -> bool:
     """Start a new high-water mark, where the system can: jobs may share a process.
 
     Returns:
-        Whether it could. Else the mark is that of an earlier job, perhaps.
+        Whether the mark is this job's: it is the first, or the system could.
     """
+    global _jobs
+    _jobs += 1
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return False
+        return _jobs == 1
     return True
 
 

@@ -23,7 +23,7 @@ READY, END = "ready", "end"  # what is said over the pipes
 LINGER_SECONDS = 60.0  # for those that are still connected, unless they need longer
 TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 ESTABLISHED = "01"
-# Sent to all of a job.
+# Sent to all of a job; as `parsgd.signals` has them.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 

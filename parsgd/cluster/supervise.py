@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from parsgd.errors import UserError
-from parsgd.signals import handled, is_same
+from parsgd.signals import ENDING, handled, is_same
 
 LAST_LINES = 5
 POLL_SECONDS = 0.1
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,7 +48,7 @@ def supervise(
     group: list[_Process] = []
     stop: list[int] = []  # signals that came
     # What this process was told to ignore, as by nohup, the others ignore too.
-    with handled(PASSED_ON, stop.append):
+    with handled(ENDING, stop.append):
         try:
             for i, (command, more) in enumerate(
                 zip(commands, environments, strict=True)

@@ -184,7 +184,7 @@ class Watch:
             failing = sign.failing if sign.failure and counts else 0.0
             if min(waited, failing) > FAILED_SECONDS:
                 return f"{name} failed: {sign.failure}"
-            if what and sign.reached < stage and waited > allowed:
+            if what and LEAVING < sign.reached < stage and waited > allowed:
                 return (
                     f"{name} has not come to {what} within cluster.timeout="
                     f"{allowed:g} s: it is stuck, or slower than that"

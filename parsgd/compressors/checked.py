@@ -101,22 +101,27 @@ def _kind(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def check_contracts(name: str, code: Compressor) -> None:
+def check_contracts(name: str, code: Compressor, instead: str = "") -> None:
     """Refuse a code with which a residual would grow.
 
     Args:
         name: What keeps the residual.
         code: The code.
+        instead: What to take for such a code, in words.
+
+    Raises:
+        ValueError: The code does not shrink its error; names those that do.
     """
     if code.contracts:
         return
     more = ""
     if code.name.startswith("qsgd"):
         more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
+    instead = f"{instead}, or " * bool(instead)
     raise ValueError(
         f"{name} with {code.name}: the error of this code is not known to be smaller "
         "than what it encodes (contracts=False), and feedback would let it grow "
-        "without bound; use compressed_all_reduce (feedback=none), or a code that "
-        f"shrinks its error: {', '.join(SHRINKING)}{more}; of one of your own that "
-        "does, say so with Compressor(..., contracts=True)"
+        f"without bound; use {instead}a code that shrinks its error: "
+        f"{', '.join(SHRINKING)}{more}; of one of your own that does, say so with "
+        "Compressor(..., contracts=True)"
     )

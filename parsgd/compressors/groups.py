@@ -19,7 +19,17 @@ SLICES = 32  # combined at once at most; the rest by halving
 LANES = 32
 ROW = 1024  # entries of a row of what has no groups
 
-FOLDS = {"max": (jnp.abs, jnp.maximum), "squares": (jnp.square, jnp.add)}
+
+def _most(parts: list[jax.Array]) -> jax.Array:
+    # XLA's maximum on a CPU drops NaN.
+    return functools.reduce(jnp.maximum, parts) + _sum([x * 0 for x in parts])
+
+
+def _sum(parts: list[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, parts)
+
+
+FOLDS = {"max": (jnp.abs, _most), "squares": (jnp.square, _sum)}
 
 
 def inverse(scale: jax.Array, top: float) -> jax.Array:
@@ -39,10 +49,22 @@ def flat32(x: jax.Array) -> jax.Array:
 
 
 def absmax(flat: jax.Array, size: int | None) -> jax.Array:
-    """Largest absolute value of each group, ``[groups]``; 0 for an empty one."""
+    """Largest absolute value of each group, ``[groups]``; 0 for an empty one.
+
+    NaN where a group has an entry that is not finite.
+    """
     if group_count(flat.size, size) == 1:
-        return jnp.max(jnp.abs(flat), initial=0.0)[None]
+        return largest(flat)[None]
     return _fold(flat, size, "max")
+
+
+def largest(x: jax.Array, axis: Any = None) -> jax.Array:
+    """Largest absolute value, 0 of none; NaN where an entry is not finite.
+
+    XLA's maximum on a CPU drops NaN in arrays of some thousand entries.
+    """
+    most = jnp.max(jnp.abs(x), axis=axis, initial=0.0)
+    return most + jnp.sum(x * 0, axis=axis)
 
 
 def norm2(flat: jax.Array, size: int | None) -> jax.Array:
@@ -120,15 +142,14 @@ def _map_part(flat, scale, extra, *, fn, part: Part) -> jax.Array:
 def _slices(flat: jax.Array, *, kind: str, part: Part, lanes: int) -> jax.Array:
     """``[groups, lanes]``: each group's slices of ``lanes`` values, combined."""
     rows, (fn, combine) = part.rows(flat), FOLDS[kind]
-    parts = (fn(rows[:, i : i + lanes]) for i in range(0, part.width, lanes))
-    return functools.reduce(combine, parts)
+    return combine([fn(rows[:, i : i + lanes]) for i in range(0, part.width, lanes)])
 
 
 def _halves(rows: jax.Array, *, kind: str) -> jax.Array:
     combine = FOLDS[kind][1]
     while rows.shape[1] > 1:
         half = rows.shape[1] // 2
-        rows = combine(rows[:, :half], rows[:, half:])
+        rows = combine([rows[:, :half], rows[:, half:]])
     return rows[:, 0]
 
 
@@ -153,8 +174,7 @@ def _fold_part(flat: jax.Array, kind: str, part: Part) -> jax.Array:
     while part.width > SLICES * lanes:
         lanes *= 2
     if part.width % lanes:
-        fn, combine = FOLDS[kind]
-        reduce = jnp.max if combine is jnp.maximum else jnp.sum
-        return reduce(fn(part.rows(flat)), axis=1)
+        rows = part.rows(flat)
+        return largest(rows, 1) if kind == "max" else jnp.sum(jnp.square(rows), axis=1)
     rows = _slices_alone(flat, kind=kind, part=part, lanes=lanes)
     return _halves_alone(rows, kind=kind)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import ROW, flat32, total
+from parsgd.compressors.groups import ROW, flat32, largest, total
 from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
@@ -174,9 +174,9 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
     def size(v: jax.Array, count: Any) -> jax.Array:
         if norm == "l1":
             return total(v, jnp.abs) / count
-        largest = jnp.max(jnp.abs(v), initial=0.0)  # squares would leave float32
-        unit = v / jnp.where(largest > 0, largest, 1.0)
-        return largest * jnp.sqrt(total(unit, jnp.square) / count)
+        top = largest(v)  # squares would leave float32
+        unit = v / jnp.where(top > 0, top, 1.0)
+        return top * jnp.sqrt(total(unit, jnp.square) / count)
 
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         return encode_padded(x, 0, key)
@@ -237,9 +237,7 @@ def sign(*, zero: str = "positive") -> Compressor:
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         del key
         v = flat32(x)
-        largest = jnp.max(jnp.abs(v), initial=0.0)
-        said = jnp.where(jnp.isfinite(largest), jnp.sign(largest), jnp.nan)
-        return ScaledSign(jnp.packbits(positive(v)), said[None])
+        return ScaledSign(jnp.packbits(positive(v)), jnp.sign(largest(v))[None])
 
     return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
 
@@ -259,8 +257,9 @@ def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
 
 PARTS = {
     "count": lambda v: (v >= 0).astype(jnp.float32),
-    "high": lambda v: jnp.maximum(v, 0.0),
-    "low": lambda v: jnp.minimum(v, 0.0),
+    # Not the minimum, which drops NaN: one is among the low.
+    "high": lambda v: jnp.where(v >= 0, v, 0.0),
+    "low": lambda v: jnp.where(v >= 0, 0.0, v),
 }
 
 

@@ -19,11 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from parsgd.cluster.supervise import PASSED_ON
 from parsgd.errors import UserError
 from parsgd.lab.counters import FILES, Counters
 from parsgd.lab.network import Link
-from parsgd.signals import held
+from parsgd.signals import ENDING, held
 
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")
@@ -98,7 +97,7 @@ def network(processes: int, link: Link) -> Iterator[Network]:
         _build(made, link)
         yield made
     finally:
-        with held(PASSED_ON), removal:
+        with held(ENDING), removal:
             pass
 
 

@@ -110,7 +110,7 @@ def cpu_devices_of_each() -> int:
     """
     flags = os.environ.get("XLA_FLAGS", "")
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
-    own = max([len(cores.usable()), *map(int, asked)])
+    own = int(asked[-1]) if asked else len(cores.usable())
     return min(map(int, cluster.exchange("CPU devices", str(own))))
 
 
@@ -149,9 +149,10 @@ def _available(devices: int | Sequence[int] | None) -> list[Any]:
     return [found[i] for i in indices] or found
 
 
-def _too_few(found: Sequence[Any], wanted: int) -> str:
-    """Why there are fewer CPU devices than cores to use, if there are."""
-    if found[0].platform != "cpu" or len(found) >= wanted:
+def _too_few(found: Sequence[Any], workers: int) -> str:
+    """Why there are fewer CPU devices than these workers could use, if there are."""
+    most = _largest_divisor(workers, len(cores.usable()))
+    if found[0].platform != "cpu" or _largest_divisor(workers, len(found)) >= most:
         return ""
     return (
         f"; JAX had started with {counted(len(found), 'device')} before: set "
@@ -212,17 +213,16 @@ def place(
             )
     elif kind != "auto":
         count = _largest_divisor(workers, len(found))
-        reason = f"as asked{_too_few(found, len(cores.usable()))}"
+        reason = f"as asked{_too_few(found, workers)}"
     elif found[0].platform == "cpu":
         if identical:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
-            wanted = len(cores.usable())
-            usable = min(len(found), wanted)
+            usable = min(len(found), len(cores.usable()))
             count = _largest_divisor(workers, usable)
             reason = (
                 f"workers differ between rounds: spread over {counted(usable, 'core')}"
-                f"{_too_few(found, wanted)}"
+                f"{_too_few(found, workers)}"
             )
     else:
         count = _largest_divisor(workers, len(found))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors import Compressor
+from parsgd.compressors.groups import largest
 from parsgd.reducers import paths
 
 UNROLLED = 16  # decoded one after the other in the program; more in a loop
@@ -26,9 +27,9 @@ def mean_is_finite(compressor: Compressor, payloads: Any, mean: jax.Array) -> ja
         return paths.finite(mean)
     is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
     floats = [x.astype(jnp.float32) for x in jax.tree.leaves(payloads) if is_float(x)]
-    largest = [jnp.max(jnp.abs(x), axis=range(1, x.ndim)) for x in floats if x.size]
+    most = [largest(x, tuple(range(1, x.ndim))) for x in floats if x.size]
     # The sum too must be finite, before it is divided by W.
-    return paths.finite(*(jnp.sum(x) for x in largest))
+    return paths.finite(*(jnp.sum(x) for x in most))
 
 
 def mean_of_decoded(

@@ -75,7 +75,13 @@ class Exchange(NamedTuple):
     seed: int = 0
 
     def init(self, params: Any) -> ExchangeState:
-        """State for arrays like ``params``."""
+        """State for arrays like ``params``.
+
+        Raises:
+            UserError: ``bucket`` with a code that would make them larger.
+        """
+        if self.bucket:
+            self._check_bucket(params)
         owed = self._no_debt(self.zeros(params)) if self.two_sided else {}
         return ExchangeState(jnp.int32(0), owed)
 
@@ -90,14 +96,6 @@ class Exchange(NamedTuple):
             if not flat:
                 return {}, {}
             whole = jnp.concatenate(flat)
-            raw = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-            if (size := self._payload(whole)) > raw:
-                more = ", or take levels=leaf" * (self.compressor.name == "one_bit")
-                raise UserError(
-                    f"bucket=True with {self.compressor.name}: the message of all "
-                    f"arrays as one, {size} bytes, would be larger than the arrays "
-                    f"themselves, {raw}: leave bucket out{more}"
-                )
             for path, x in jax.tree.leaves_with_path(tree):
                 paths.note(path, x, "", "compressed, all arrays as one")
             return {_bucket(tree): whole}, {}
@@ -129,8 +127,8 @@ class Exchange(NamedTuple):
                 come out as zero, and count in no mean, if the code has `encode_padded`.
 
         Where a worker's array is not finite the whole average is NaN, so that nothing
-        of it is applied while residuals stay as they were; but for codes that have no
-        number for it, such as `sign`, and for entries that are not live.
+        of it is applied while residuals stay as they were; but for entries that are not
+        live, and for codes of one's own whose payload has no number for it.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
@@ -155,6 +153,18 @@ class Exchange(NamedTuple):
         # All of it, as if it had been seen before it was encoded.
         mean = {p: jnp.where(good[p], v, jnp.nan) for p, v in mean.items()}
         return Averaged(mean, sent, good, ExchangeState(state.step + 1, owed))
+
+    def _check_bucket(self, params: Any) -> None:
+        leaves = jax.tree.leaves(params)
+        raw = sum(x.size * x.dtype.itemsize for x in leaves)
+        whole = jax.ShapeDtypeStruct((sum(x.size for x in leaves),), jnp.float32)
+        if leaves and (size := self._payload(whole)) > raw:
+            more = ", or take levels=leaf" * (self.compressor.name == "one_bit")
+            raise UserError(
+                f"bucket=True with {self.compressor.name}: the message of all arrays "
+                f"as one, {size} bytes, would be larger than the arrays themselves, "
+                f"{raw}: leave bucket out{more}"
+            )
 
     def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Zeros in the shape of a stripe of each array."""
@@ -195,6 +205,7 @@ def exchange(
     min_size: int = 0,
     seed: int = 0,
     feedback: str = "",
+    instead: str = "",
 ) -> Exchange:
     """How arrays v_w of W workers become the average of what they are sent as.
 
@@ -218,6 +229,7 @@ def exchange(
         min_size: Leaves of fewer elements are averaged as they are; 0 with ``bucket``.
         seed: Seed of what a stochastic code draws.
         feedback: Name of what keeps a residual of what is sent; empty for nothing.
+        instead: What to take for codes that it refuses, in words.
 
     Returns:
         An `Exchange`, checked.
@@ -239,7 +251,7 @@ def exchange(
     """
     compressor = checked(compressor)
     if feedback:
-        check_contracts(feedback, compressor)
+        check_contracts(feedback, compressor, instead)
     if two_sided and (compressor.sums or compressor.shared_key):
         raise ValueError(
             f"two_sided=True with {compressor.name}: its payloads are summed on the "

@@ -18,6 +18,8 @@ from parsgd.compressors.checked import checked
 from parsgd.reducers import paths
 from parsgd.reducers.exchange import ExchangeState, exchange
 
+WITHOUT = "compressed_all_reduce (feedback=none)"
+
 
 class FeedbackState(NamedTuple):
     """State of `error_feedback`.
@@ -116,6 +118,7 @@ def error_feedback(
         min_size=min_size,
         seed=seed,
         feedback="error_feedback",
+        instead=WITHOUT,
     )
 
     def init(params) -> Any:
@@ -203,7 +206,12 @@ def ef21(
         # The sum of what was sent would be rounded, and the estimates' average drift.
         code = code._replace(sums=False)
     channel = exchange(
-        code, bucket=bucket, min_size=min_size, seed=seed, feedback="ef21"
+        code,
+        bucket=bucket,
+        min_size=min_size,
+        seed=seed,
+        feedback="ef21",
+        instead=WITHOUT,
     )
 
     def init(params) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.compressors import sign
-from parsgd.reducers.compressed import compressed_all_reduce
+from parsgd.reducers.exchange import ExchangeState, exchange
 
 TIES = ("positive", "zero")
 
@@ -63,15 +63,20 @@ def majority_vote(
     """
     if tie not in TIES:
         raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")
-    votes = compressed_all_reduce(sign(zero=zero), bucket=True)
+    votes = exchange(sign(zero=zero), bucket=True)
 
     def decided(mean: jax.Array) -> jax.Array:
         if tie == "zero":
             return jnp.sign(mean)
         return jnp.where(mean == 0, 1.0, jnp.sign(mean)).astype(mean.dtype)
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        mean, state = votes.update(updates, state, params)
-        return jax.tree.map(decided, mean), state
+    def init(params: Any) -> Any:
+        del params  # of any size: signs are voted on, whatever a dense average costs
+        return ExchangeState(jnp.int32(0), {})
 
-    return optax.GradientTransformation(votes.init, update)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        mean, _, _, state = votes.average(votes.split(updates)[0], state)
+        return jax.tree.map(decided, votes.join(mean, {}, updates)), state
+
+    return optax.GradientTransformation(init, update)

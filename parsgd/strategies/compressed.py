@@ -209,7 +209,8 @@ def ef_sign_sgd(
         A `parsgd.Strategy` whose state is the optimizer's and the residuals.
 
     Raises:
-        UserError: ``min_size`` is not a whole number of 0 or more.
+        UserError: ``optimizer`` is not an optax transformation, or ``min_size`` is not
+            a whole number of 0 or more.
         ValueError: Unknown ``zero``, or ``bucket`` with a ``min_size``; or, in a step,
             a state that belongs to another model.
 
@@ -279,7 +280,8 @@ def sign_sgd_majority(
 
     Differences from the paper:
         Every worker gathers all votes, where the paper has a server that counts them.
-        A zero counts as positive, and an even vote becomes +1 unless ``tie="zero"``.
+        A zero counts as ``zero`` says, a worker whose gradient is zero everywhere has
+        no vote, and an even vote becomes +1 unless ``tie="zero"``.
         Signum's ``m <- b m + (1 - b) g`` has the same signs.
     """
     if not 0 <= momentum < 1:

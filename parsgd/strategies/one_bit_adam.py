@@ -89,9 +89,9 @@ def one_bit_adam(
         UserError: ``warmup_steps`` is not a whole number, or ``compressor`` is not a
             `Compressor`; or, from ``init``, ``bucket`` with a code that makes one flat
             array larger.
-        ValueError: ``b1``, ``b2``, ``eps`` or ``warmup_steps`` out of range, or
-            ``two_sided`` with a code whose payloads are summed or that does not shrink
-            its error; or, in a step, a state that belongs to another model.
+        ValueError: ``b1``, ``b2``, ``eps`` or ``warmup_steps`` out of range, a code
+            that does not shrink its error, or ``two_sided`` with one whose payloads are
+            summed; or, in a step, a state that belongs to another model.
 
     Example:
         >>> from parsgd.strategies import one_bit_adam

@@ -93,8 +93,8 @@ def zero_one_adam(
         double_steps: Steps until the interval between messages doubles, 1 or more. The
             paper: those in which the learning rate halves.
         max_interval: Longest interval, a power of two; 16 in the paper.
-        compressor: The one-bit code, which must shrink its error
-            (`Compressor.contracts`); None for `one_bit` with two levels per leaf.
+        compressor: The one-bit code, which must shrink its error; None for `one_bit`
+            with two levels per leaf, ``scaled_sign(norm="l2")`` for the paper's.
         two_sided: As in `one_bit_adam`.
         bucket: All leaves in one message.
         seed: Seed of what a stochastic code draws.
@@ -108,8 +108,9 @@ def zero_one_adam(
             is not a `Compressor`; or, from ``init``, ``bucket`` with a code that makes
             one flat array larger.
         ValueError: ``b1``, ``b2`` or ``eps`` out of range, ``max_interval`` not a power
-            of two, or ``two_sided`` with a code whose payloads are summed or that does
-            not shrink its error; or, in a step, a state that belongs to another model.
+            of two, a code that does not shrink its error, or ``two_sided`` with one
+            whose payloads are summed; or, in a step, a state that belongs to another
+            model.
 
     Example:
         >>> from parsgd.strategies import zero_one_adam

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
 
-CHUNK = 2000
-MEMORY = 2**30
+CHUNK = 2000  # rows; more gain nothing
+MEMORY = 2**30  # bytes: what any machine that trains has to spare
 
 
 def evaluator(
@@ -44,21 +44,18 @@ def evaluator(
         x, y = x[keep], y[keep]
     count = len(x)
     parts = len(devices) if devices else 1
-    rows_to, model_to = device, device
+    rows_to: Any = None if device is None else SingleDeviceSharding(device)
+    model_to: Any = rows_to
     if devices and parts > 1:
         mesh = Mesh(np.array(devices), ("rows",))
         rows_to = NamedSharding(mesh, PartitionSpec("rows"))
         model_to = NamedSharding(mesh, PartitionSpec())
 
-    def pieces(most: int) -> list[Any]:
-        # Equal chunks of at most so many rows a device: one program, little padding.
+    def chunks_of(most: int) -> list[tuple[np.ndarray, Any]]:
+        """Rows and weights of equal chunks: one program, little padding."""
         size = -(-count // (-(-count // (most * parts)) * parts)) * parts
-        chunks = []
-        for start in range(0, count, size):
-            rows = np.minimum(np.arange(start, start + size), count - 1)
-            weight = (np.arange(start, start + size) < count).astype(np.float32)
-            chunks.append(jax.device_put((x[rows], y[rows], weight), rows_to))
-        return chunks
+        numbers = np.arange(-(-count // size) * size).reshape(-1, size)
+        return [(np.minimum(n, count - 1), np.float32(n < count)) for n in numbers]
 
     @jax.jit
     def sums(params, model, chunk):
@@ -69,29 +66,40 @@ def evaluator(
         wide = {k: v.astype(jnp.float32) for k, v in values.items()}
         return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in wide.items()}
 
-    chunks = pieces(CHUNK)
-    programs: dict[Any, Any] = {}
-
-    def fitting(params: Any, model: Any) -> Any:
-        nonlocal chunks
+    def fitted(params: Any, model: Any) -> tuple[Any, list[Any]]:
+        """A program whose activations fit, and the chunks for it, on the devices."""
+        most, before = CHUNK, 0
         while True:
-            program = sums.lower(params, model, chunks[0]).compile()
+            chosen = chunks_of(most)
+            rows = len(chosen[0][0])
+            chunk = tuple(
+                jax.ShapeDtypeStruct((rows, *v.shape[1:]), v.dtype, sharding=rows_to)
+                for v in (x, y, chosen[0][1])
+            )
+            program = sums.lower(params, model, chunk).compile()
             memory = program.memory_analysis()
             need = memory.temp_size_in_bytes if memory is not None else 0
-            rows = len(chunks[0][2]) // parts
-            if need <= MEMORY or rows == 1:
-                return program
-            chunks = pieces(max(1, min(rows - 1, rows * MEMORY // need)))
+            # What half as many rows need as well is not theirs.
+            alike = before and need > 0.75 * before
+            if need <= MEMORY or rows <= parts or alike:
+                break
+            each, before = rows // parts, need
+            most = max(1, min(each // 2, each * MEMORY // need))
+        put = [jax.device_put((x[r], y[r], w), rows_to) for r, w in chosen]
+        return program, put
+
+    ready: tuple[Any, Any, list[Any]] = (None, None, [])
 
     def evaluate(params: Any, model: Any) -> dict[str, float]:
+        nonlocal ready
         if devices:
             params, model = jax.device_put((params, model), model_to)
         leaves, treedef = jax.tree.flatten((params, model))
-        kind = treedef, tuple((x.shape, x.dtype) for x in leaves)
-        if kind not in programs:
-            programs.clear()  # chunks may get another size
-            programs[kind] = fitting(params, model)
-        found = [programs[kind](params, model, chunk) for chunk in chunks]
+        kind = treedef, tuple((v.shape, v.dtype) for v in leaves)
+        if ready[0] != kind:
+            ready = (kind, *fitted(params, model))
+        _, program, chunks = ready
+        found = [program(params, model, chunk) for chunk in chunks]
         return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate
