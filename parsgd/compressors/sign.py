@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import ROW, flat32, largest, total
+from parsgd.compressors.groups import ROW, absmax, flat32, total
 from parsgd.compressors.packing import alone, unpack_bits
 
 GROUPS = ("column", "leaf")
@@ -174,7 +174,7 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
     def size(v: jax.Array, count: Any) -> jax.Array:
         if norm == "l1":
             return total(v, jnp.abs) / count
-        top = largest(v)  # squares would leave float32
+        top = absmax(v, None)[0]  # squares would leave float32
         unit = v / jnp.where(top > 0, top, 1.0)
         return top * jnp.sqrt(total(unit, jnp.square) / count)
 
@@ -206,7 +206,8 @@ def sign(*, zero: str = "positive") -> Compressor:
 
     The size is lost, so the step's size must come from elsewhere, and error feedback is
     no remedy. One number tells what bits cannot: an array of zeros decodes to zeros, so
-    that a worker with nothing to say has no vote, and one that is not finite to NaN.
+    that a worker with nothing to say has no vote, and one that is not finite, or whose
+    sizes add up to infinity, to NaN.
 
     Args:
         zero: The sign of other zeros, ``"positive"`` or ``"negative"``.
@@ -237,7 +238,9 @@ def sign(*, zero: str = "positive") -> Compressor:
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         del key
         v = flat32(x)
-        return ScaledSign(jnp.packbits(positive(v)), jnp.sign(largest(v))[None])
+        size = total(v, jnp.abs)  # 0 of zeros, not finite where an entry is not
+        said = jnp.where(jnp.isfinite(size), jnp.sign(size), jnp.nan)
+        return ScaledSign(jnp.packbits(positive(v)), said[None])
 
     return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
 
