@@ -75,3 +75,16 @@ def test_compressed_sgd_clips_what_is_very_large(where):
     grads = jnp.array([3e25, 4e25])
     moved, _ = strategy.local(grads, strategy.init(x), x)
     np.testing.assert_allclose(moved, [-0.6, -0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e19, 1e37, 3e38])
+def test_clip_of_the_smallest_and_largest_numbers(size):
+    g = {"w": jnp.full((4, 4), size), "b": jnp.full(9, -size)}
+    out = clip(size).update(g, ())[0]
+    for k, sign in (("w", 1), ("b", -1)):
+        np.testing.assert_allclose(np.float64(out[k]) / size, sign / 5, rtol=1e-5)
+    less = clip(1.0).update(g, ())[0]
+    np.testing.assert_allclose(less["w"], size if size < 1e-30 else 0.2, rtol=1e-5)
+    g["b"] = g["b"].at[3].set(jnp.nan)
+    for x in jax.tree.leaves(clip(size).update(g, ())[0]):
+        assert not np.isfinite(x).all()

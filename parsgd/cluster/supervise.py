@@ -130,7 +130,7 @@ def _report(failed: "_Process", count: int) -> None:
         how = f"was killed by {signal.Signals(-code).name}"
     others = "; the others were ended" if count > 1 else ""
     lines = [line for line in failed.last if line.strip()]
-    said = ". Its last lines:" if lines else " and had written nothing"
+    said = ". Its last lines:" if lines else "; it had printed nothing"
     text = f"parsgd: process {failed.number} of {count} {how}{others}{said}"
     print("\n  ".join([text, *lines]), file=sys.stderr, flush=True)
 

@@ -175,7 +175,8 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
         if norm == "l1":
             return total(v, jnp.abs) / count
         top = absmax(v, None)[0]  # squares would leave float32
-        unit = v / jnp.where(top > 0, top, 1.0)
+        small = jnp.where(top > 1, 2.0**-64, 1.0)  # 1 / top would be no normal number
+        unit = (v * small) / jnp.where(top > 0, top * small, 1.0)
         return top * jnp.sqrt(total(unit, jnp.square) / count)
 
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:

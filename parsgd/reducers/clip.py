@@ -50,9 +50,17 @@ def clipped(tree: Any, norm: float) -> Any:
     largest = jnp.float32(0)
     for g in wide:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(g), initial=0.0))
-    unit = jnp.where(largest == 0, 1.0, largest)
+    # Down first: 1 / |g| of the largest numbers is no normal one.
+    down = jnp.where(largest > 1, 2.0**-64, 1.0)
+    wide = [g * down for g in wide]
+    unit = jnp.where(largest == 0, 1.0, largest * down)
     squares = sum((jnp.sum(jnp.square(g / unit)) for g in wide), jnp.float32(0))
     # Not c / |g|: the norm itself may be too large for float32.
     factor = norm / unit / jnp.where(squares == 0, 1.0, jnp.sqrt(squares))
-    factor = jnp.where(largest == 0, 1.0, jnp.minimum(factor, 1.0))
-    return jax.tree.map(lambda g: (g * factor).astype(g.dtype), tree)
+    shrinks = ~(factor * down >= 1)  # or is not a number
+
+    def shrunk(g: jax.Array) -> jax.Array:
+        less = (g.astype(jnp.float32) * down * factor).astype(g.dtype)
+        return jnp.where((largest != 0) & shrinks, less, g)
+
+    return jax.tree.map(shrunk, tree)
