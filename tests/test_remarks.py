@@ -164,7 +164,9 @@ def test_an_error_that_is_not_0_does_not_read_as_0(tmp_path):
     paths = report.build(tmp_path, target=0.8)
     for told in (text, paths.page.read_text(), paths.markdown.read_text()):
         assert told.count(note) == 1
-    job(tmp_path / "1", seconds=0.007, last=0.91, samples=600, seed=1)
+    job(
+        tmp_path / "1", seconds=0.007, last=0.91, samples=600, sent=120, seed=1
+    )  # fmt: skip
     assert note not in printed(tmp_path)
 
 

@@ -207,8 +207,7 @@ def sign(*, zero: str = "positive") -> Compressor:
 
     The size is lost, so the step's size must come from elsewhere, and error feedback is
     no remedy. One number tells what bits cannot: an array of zeros decodes to zeros, so
-    that a worker with nothing to say has no vote, and one that is not finite, or whose
-    sizes add up to infinity, to NaN.
+    that a worker with nothing to say has no vote, and one that is not finite to NaN.
 
     Args:
         zero: The sign of other zeros, ``"positive"`` or ``"negative"``.
@@ -239,9 +238,7 @@ def sign(*, zero: str = "positive") -> Compressor:
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         del key
         v = flat32(x)
-        size = total(v, jnp.abs)  # 0 of zeros, not finite where an entry is not
-        said = jnp.where(jnp.isfinite(size), jnp.sign(size), jnp.nan)
-        return ScaledSign(jnp.packbits(positive(v)), said[None])
+        return ScaledSign(jnp.packbits(positive(v)), jnp.sign(absmax(v, None)))
 
     return Compressor(encode, _decode, "sign", exposes_nonfinite=True)
 
