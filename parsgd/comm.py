@@ -211,9 +211,13 @@ def gather(tree: Tree) -> Tree:
 def maximum(tree: Tree) -> Tree:
     """Largest value of every entry over all workers; NaN where any worker has NaN."""
 
-    # The platform's own maximum may drop NaN.
+    # A maximum may drop NaN, the platform's and on a CPU XLA's too.
     def largest(axis):
-        return lambda x: jnp.max(lax.all_gather(x, axis), axis=0)
+        def found(x):
+            each = lax.all_gather(x, axis)
+            return jnp.where((each != each).any(0), jnp.nan, jnp.max(each, axis=0))
+
+        return lambda x: found(x).astype(x.dtype)
 
     if _bound(LANES):
         tree = jax.tree.map(largest(LANES), tree)

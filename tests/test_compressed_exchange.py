@@ -253,9 +253,10 @@ def test_a_bucket_of_nothing_is_nothing():
     [*PLACES, ("pmap", 2, 2), ("debug", 1, 3)],
     ids=lambda p: f"{p[0]}-{p[1]}x{p[2]}",
 )
-def test_the_maximum_shows_what_is_not_finite(place, value):
+@pytest.mark.parametrize("size", [5, 9000])
+def test_the_maximum_shows_what_is_not_finite(place, value, size):
     workers = place[1] * place[2]
-    x = gradients((5,), workers, 1)[:, 0]
+    x = gradients((size,), workers, 1)[:, 0]
     x[workers - 1, 2] = value
     got = over(comm.maximum, place, x)
     want = x.max(0)

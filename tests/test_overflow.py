@@ -86,5 +86,8 @@ def test_clip_of_the_smallest_and_largest_numbers(size):
     less = clip(1.0).update(g, ())[0]
     np.testing.assert_allclose(less["w"], size if size < 1e-30 else 0.2, rtol=1e-5)
     g["b"] = g["b"].at[3].set(jnp.nan)
+    alone = {"w": jnp.zeros((90, 90)).at[0, 0].set(jnp.nan), "b": jnp.zeros(5)}
+    for x in jax.tree.leaves(clip(1.0).update(alone, ())[0]):
+        assert np.isnan(x).all()
     for x in jax.tree.leaves(clip(size).update(g, ())[0]):
         assert not np.isfinite(x).all()

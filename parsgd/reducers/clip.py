@@ -47,9 +47,11 @@ def clip(norm: float) -> optax.GradientTransformation:
 def clipped(tree: Any, norm: float) -> Any:
     """A tree of arrays shrunk to a largest norm of all of them together."""
     wide = [g.astype(jnp.float32) for g in jax.tree.leaves(tree)]
+    # With sums, that see what is not finite, where a maximum may drop NaN.
+    tops = [jnp.max(jnp.abs(g), initial=0.0) + jnp.sum(g * 0) for g in wide]
     largest = jnp.float32(0)
-    for g in wide:
-        largest = jnp.maximum(largest, jnp.max(jnp.abs(g), initial=0.0))
+    for top in tops:
+        largest = jnp.maximum(largest, top) + (largest * 0 + top * 0)
     # Down first: 1 / |g| of the largest numbers is no normal one.
     down = jnp.where(largest > 1, 2.0**-64, 1.0)
     wide = [g * down for g in wide]

@@ -58,7 +58,7 @@ def majority_vote(
 
     Differences from the paper:
         A server counts the votes there; here every worker gathers all of them, so
-        (W - 1)/8 bytes per entry are sent and none come back. The paper's sign of zero
+        W - 1 payloads are sent and none come back. The paper's sign of zero
         is zero; here a zero, which one bit cannot say, counts as ``zero`` says.
     """
     if tie not in TIES:
