@@ -21,6 +21,15 @@ def test_long_arrays_are_counted_as_short_ones(size, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
+def test_long_columns_are_counted_as_short_ones(monkeypatch):
+    v = jnp.array(np.random.default_rng(0).normal(size=(500, 3)), jnp.float32)
+    short = one_bit().encode(v)
+    module = importlib.import_module("parsgd.compressors.sign")
+    monkeypatch.setattr(module, "EXACT", 100)
+    for a, b in zip(short, one_bit().encode(v), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_few_negative_entries_among_more_than_float32_counts_to():
     """2^24 + 1,027 of float32 are 2^24 + 1,028."""
     v = jnp.ones(2**24 + 1027, jnp.float32).at[:3].set(-2.0)

@@ -19,7 +19,7 @@ from parsgd.models import (
     mlp_6_9m,
     mlp_258k,
 )
-from parsgd.models.conv import max_pool
+from parsgd.models.pooling import max_pool
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (6, 8, 8, 1))
@@ -131,6 +131,14 @@ def test_of_equal_maxima_the_first_takes_the_gradient():
     # One that is no number reaches somebody.
     grad = jax.grad(lambda x: max_pool(x).sum())(planes * jnp.nan)
     assert float(jnp.abs(grad).sum()) == 1
+
+
+def test_pooling_shows_nan_in_planes_of_any_size():
+    """XLA's maximum drops it in large ones: a diverged network would look finite."""
+    planes = jnp.zeros((8, 28, 28, 32)).at[3, 5, 5, 3].set(jnp.nan)
+    found = jax.jit(max_pool)(planes)
+    assert np.argwhere(np.isnan(found)).tolist() == [[3, 2, 2, 3]]
+    assert np.isnan(jax.jit(max_pool)(planes * jnp.nan)).all()
 
 
 def test_cnn_with_batch_norm_keeps_statistics_and_no_useless_bias():

@@ -13,6 +13,12 @@ from parsgd.reducers import adasum, clip, dgc
 SCALES = [1e-25, 1e20, 1e30]
 
 
+def test_adasum_of_the_largest_numbers():
+    g = np.full((2, 1, 6), 3e38, np.float32)
+    outs, _ = trajectory(adasum(), ("vmap", 1, 2), {"w": g})
+    np.testing.assert_allclose(outs["w"], 3e38, rtol=1e-5)  # equal: their mean
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("per_leaf", [True, False])
 @pytest.mark.parametrize("place", [LANES3, LANES4])

@@ -285,7 +285,10 @@ def _column_sums(flat: jax.Array, *, fn: str, width: int) -> jax.Array:
 
 def _counts(flat: jax.Array, *, width: int) -> jax.Array:
     """How many entries of each column are >= 0, ``int32 [width]``."""
-    if width > 1 or flat.size <= EXACT:
+    rows = flat.size // width
+    if rows > EXACT and width > 1:
+        return jnp.sum(flat.reshape(rows, width) >= 0, axis=0, dtype=jnp.int32)
+    if rows <= EXACT:
         return _sums(flat, fn="count", width=width).astype(jnp.int32)
     # In columns of rows, since one float32 could not count them all.
     whole = flat.size - flat.size % ROW

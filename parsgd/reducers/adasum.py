@@ -112,8 +112,10 @@ def _scaled(arrays: list) -> tuple[jax.Array, list]:
     largest = jnp.float32(0)
     for x in wide:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(x), initial=0.0))
-    unit = jnp.where(largest == 0, 1.0, largest)
-    return largest, [x / unit for x in wide]
+    # Down first: 1 / x of the largest numbers is no normal one.
+    down = jnp.where(largest > 1, 2.0**-64, 1.0)
+    unit = jnp.where(largest == 0, 1.0, largest * down)
+    return largest, [x * down / unit for x in wide]
 
 
 def _dot(a: list, b: list) -> jax.Array:
