@@ -151,7 +151,8 @@ def _available(devices: int | Sequence[int] | None) -> list[Any]:
 
 def _too_few(found: Sequence[Any], workers: int) -> str:
     """Why there are fewer CPU devices than these workers could use, if there are."""
-    most = _largest_divisor(workers, len(cores.usable()))
+    wanted = min(len(cores.usable()), cpu_devices_of_each())  # fewer by XLA_FLAGS
+    most = _largest_divisor(workers, wanted)
     if found[0].platform != "cpu" or _largest_divisor(workers, len(found)) >= most:
         return ""
     return (
