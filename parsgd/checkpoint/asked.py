@@ -11,7 +11,7 @@ from parsgd.signals import is_same
 
 WAIT = (
     b"parsgd: %s: ends after the rounds that are being computed, and saves; a second "
-    b"signal ends it at once, without saving\n"
+    b"signal, a second later, does not wait for them\n"
 )
 
 

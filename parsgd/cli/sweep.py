@@ -208,6 +208,10 @@ def _list_jobs(jobs: Sequence[Sequence[str]], before: Sequence[str] = ()) -> Non
     for number, job in enumerate(jobs):
         status = f" ({before[number]} before)" if before and before[number] else ""
         print(f"#{number} {' '.join(job)}".rstrip() + status)
+    if any(before):
+        print(
+            "jobs whose data, or own code, have changed since are found as they start"
+        )
 
 
 def _composed(
