@@ -80,7 +80,8 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, MissingConfigException):
         text = _missing(error)
         if any(a.startswith("resume=") for a in arguments):
-            text = f"{text.rstrip('.')}. If it is one of your own, give --config-dir again."
+            text = text.rstrip(".")
+            text += ". If it is one of your own, give --config-dir again."
         return text
     if isinstance(error, OverrideParseException):
         return (
