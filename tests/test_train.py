@@ -9,7 +9,6 @@ from tiny import scalar, tiny
 
 import parsgd
 from parsgd.training.engine import Engine
-from parsgd.training.evaluate import evaluator
 
 
 def test_C1_C6_rounds_and_the_last_short_one():
@@ -270,36 +269,6 @@ def test_I6_the_users_own_parameters_stay_usable(kind):
         assert (np.asarray(b) != d).any()
 
 
-def test_F5_metrics_of_half_precision_are_added_in_float32():
-    """1,937 of 2,000 in bfloat16 are 1,936, and 2,000 x 40 leave float16."""
-    task = scalar(np.ones(2000))
-    many = {
-        "loss": jnp.full(2000, 40.0, jnp.float16),
-        "accuracy": (jnp.arange(2000) < 1937).astype(jnp.bfloat16),
-    }
-    task = task._replace(metrics=lambda params, model, batch: many)
-    found = evaluator(task, task.data.test)({}, {})
-    assert found == {"loss": 40.0, "accuracy": 1937 / 2000}
-
-
-def test_F5_evaluation_takes_fewer_rows_where_2000_need_too_much_memory(monkeypatch):
-    rows = np.arange(2000)
-    task, seen = scalar(rows), []
-
-    def metrics(params, model, batch):
-        seen.append(len(batch.x))
-        wide = jnp.sort(jnp.outer(jnp.float32(batch.y) + params, jnp.ones(4096)), 1)
-        return {"loss": wide.max(axis=1)}
-
-    task = task._replace(metrics=metrics)
-    split = task.data.train._replace(y=rows)
-    monkeypatch.setattr("parsgd.training.evaluate.MEMORY", 2**20)
-    found = evaluator(task, split)(jnp.float32(0.0), {})
-    assert found["loss"] == 999.5
-    assert seen[0] == 2000 and seen[-1] * 4096 * 4 <= 2**20
-    assert seen[-1] > 8  # and not one after the other
-
-
 @pytest.mark.parametrize(("local_steps", "rehearsed"), [(2, 1), (65, 0)])
 def test_a_long_round_is_not_rehearsed(local_steps, rehearsed, monkeypatch):
     compiled, rounds = Engine._compile, []
@@ -316,17 +285,3 @@ def test_a_long_round_is_not_rehearsed(local_steps, rehearsed, monkeypatch):
         local_steps=local_steps, evaluations=1,
     )  # fmt: skip
     assert rounds[0] == rehearsed and sum(rounds[1:]) == 2
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("rows", [1, 3, 20])
-def test_F5_accuracy_counts_every_example_once(workers, rows, monkeypatch):
-    monkeypatch.setattr("parsgd.training.evaluate.CHUNK", rows)
-    task = tiny()
-    run = parsgd.fit(
-        task, parsgd.sync_sgd(optax.sgd(0.0)), workers=workers, worker_batch=4,
-        samples=16,
-    )  # fmt: skip
-    x, y = task.data.test
-    hits = task.metrics(run.readout, {}, parsgd.Batch(x, y))["accuracy"]
-    assert run.history[-1]["test_accuracy"] == float(hits.sum()) / 20

@@ -99,7 +99,11 @@ def evaluator(
         if ready[0] != kind:
             ready = (kind, *fitted(params, model))
         _, program, chunks = ready
-        found = [program(params, model, chunk) for chunk in chunks]
+        found = []
+        for chunk in chunks:
+            found.append(program(params, model, chunk))
+            if parts > 1:  # running ahead deadlocks collectives between CPU devices
+                jax.block_until_ready(found[-1])
         return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate
