@@ -24,7 +24,7 @@ demo: $(READY)  ## a real sweep on embedded data: table, figures and page, in ab
 test: $(READY)  ## all tests, on two processes
 	$(BIN)/pytest -n 2
 
-test-fast: $(READY)  ## the tests that take seconds
+test-fast: $(READY)  ## all but the slow tests, in minutes
 	$(BIN)/pytest -n 2 -m 'not slow'
 
 lint: $(READY)  ## formatting, style and types

@@ -15,7 +15,7 @@ class Checkpoints(NamedTuple):
     """Where and when `parsgd.fit` saves; if the folder holds a run, that one goes on.
 
     The last state is saved in any case: at the end of the run, and when the process is
-    asked to end (SIGTERM, Ctrl-C).
+    asked to end (Ctrl-C, SIGTERM, SIGHUP, SIGUSR2).
 
     Attributes:
         folder: Where to; nothing else may be in it.

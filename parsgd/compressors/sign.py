@@ -199,7 +199,7 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
 
 
 def sign(*, zero: str = "positive") -> Compressor:
-    """Nothing but the sign: each entry decodes to +1 or -1, as in signSGD.
+    """The sign without a size: each entry decodes to +1 or -1, as in signSGD.
 
     For an entry v::
 
