@@ -11,8 +11,9 @@ def clip(norm: float) -> optax.GradientTransformation:
     """Shrink a gradient g to a largest norm c: ``g <- g min(1, c / |g|)``.
 
     The norm is of all leaves together, as `optax.clip_by_global_norm`'s, but that one
-    turns gradients above 1e19, whose squares leave float32, into zeros. A gradient that is
-    not finite has no norm: all of it becomes NaN, so that nothing takes it for small.
+    turns gradients above 1e19, whose squares leave float32, into zeros. A gradient that
+    is not finite has no norm: all of it becomes NaN, so that nothing takes it for
+    small.
 
     Args:
         norm: c, above 0.
