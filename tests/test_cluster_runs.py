@@ -85,6 +85,12 @@ def test_what_one_process_alone_gets_wrong_before_it_joins_is_said(tmp_path):
     assert code and "[1] parsgd: " in err and "cluster=nothing" in err, err
 
 
+@pytest.mark.parametrize("where", ["init", "metrics"])
+def test_who_compiles_for_long_is_waited_for(where):
+    code, _, err = finished(parsgd("launch", "--processes", 2, HERE / "late.py", where))
+    assert code == 0, err
+
+
 def test_E6_other_options_in_one_process_are_refused(tmp_path):
     ends = two_by_hand(
         tmp_path, *SHORT, "worker_batch=2", other=("worker_batch=4", "seed=1")

@@ -125,6 +125,15 @@ def test_who_does_not_come_is_stuck(two):
     assert later(1000, 1) is None
 
 
+def test_patience_counts_from_when_the_other_is_no_longer_busy(two):
+    watch, later = two
+    watch.enter("the initial parameters")
+    for _ in range(5):
+        assert later(59, AHEAD) is None
+    assert later(59, 0) is None
+    assert "has not come to the initial parameters within" in later(2, 0)
+
+
 def test_what_all_have_come_to_may_hang(two):
     watch, later = two
     watch.enter("the 12 rounds")

@@ -79,7 +79,8 @@ def by_all(read: Callable[[], T]) -> T:
     found: Any = None
     problem = ""
     try:
-        found = read()
+        with cluster.busy():
+            found = read()
     except Exception as error:  # Orbax raises errors of any kind
         first = first_line(error).partition(" See full")[0]
         problem = f"{type(error).__name__}: {first}"

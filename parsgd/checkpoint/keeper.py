@@ -1,6 +1,7 @@
 """What a run does about checkpoints: look for one, save, and end when asked to."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,8 +108,8 @@ class _Saving(Keeper):
         steps, chosen = offered(self.store, self.settings.step)
         for step in [step for step in steps if step <= chosen]:
             try:
-                meta = self.store.meta(step)
-            except Exception:
+                meta = by_all(functools.partial(self.store.meta, step))
+            except Unreadable:
                 continue  # `restore` tells which and why
             check_format(meta, self._folder)
             old, new = meta["facts"], self._facts

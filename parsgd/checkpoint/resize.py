@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parsgd import cluster
 from parsgd.checkpoint import leaves
 from parsgd.checkpoint.differences import same_leaves
 from parsgd.checkpoint.leaves import Leaf
@@ -32,6 +33,7 @@ from parsgd.core import TrainState, mean_readout
 from parsgd.errors import FolderError
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement
+from parsgd.placement.first import of_the_first
 from parsgd.reducers.exchange import STRIPED
 from parsgd.training.engine import Engine
 from parsgd.training.worker import Worker
@@ -95,6 +97,9 @@ def resized(
     model: Arrays = {}
     if not consensus or _reads_out(engine, phase):
         model = _readout(engine, before, spec, old, phase)
+        if engine.placement.processes > 1:  # unlike machines may differ in a last bit
+            with cluster.together("the model before"):
+                model = of_the_first(model, engine.placement)
     for name, x in model.items() if not consensus else ():
         out[name], rules[name] = _spread(x, new[name], count), READOUT
     lines = _lines(rules, workers, count)
@@ -183,8 +188,8 @@ def _by_name(engine: Engine, params: Any) -> Arrays:
 
 
 def _placed(engine: Engine, template: TrainState, out: Arrays) -> TrainState:
-    arrays = {name: jnp.asarray(x) for name, x in out.items()}
-    state = leaves.unpack(template, arrays)
+    # Still on the host: no device has room for all workers' arrays.
+    state = leaves.unpack(template, out)
     return spmd.put(state, engine.placement, engine.shared)
 
 

@@ -182,10 +182,11 @@ def _load(
             " take the readout of its run there, `parsgd.fit(...).readout`"
         )
     config = meta["config"] | {"task": _moved(meta["config"]["task"], sources)}
-    built = build(DictConfig(config), allowed=allowed)
-    saved = meta["facts"].get("data_checksum")
-    if cluster.is_first() and saved not in (None, data_checksum(built.task.data)):
-        print("warning: these are other data than the model was trained on")
+    with cluster.busy():
+        built = build(DictConfig(config), allowed=allowed)
+        saved = meta["facts"].get("data_checksum")
+        if cluster.is_first() and saved not in (None, data_checksum(built.task.data)):
+            print("warning: these are other data than the model was trained on")
     plan = plan_of(built.task, built.arguments)
     engine = Engine(built.task, phases(built.strategy), order=plan.order)
     template = engine.init(jax.random.key(0))

@@ -123,7 +123,9 @@ def _run_job(
         kept = OmegaConf.to_container(cfg.checkpoint, resolve=True)
         check_alike(config | {"checkpoint": kept})
         cache_compilations()
-        built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
+        position = saving.position(folder, cfg)
+        with cluster.busy():
+            built = build(cfg, allowed=allowed, position=position)
         # Only now is it known what ${steps:...} is a part of.
         config = built.config
         with cluster.busy():
@@ -151,7 +153,9 @@ def _run_job(
         if lost:  # not in the clause above, which keeps the first try's arrays
             recorder.say("\n".join(lost))
             cfg.checkpoint.step = before
-            built = build(cfg, allowed=allowed, position=saving.position(folder, cfg))
+            position = saving.position(folder, cfg)
+            with cluster.busy():
+                built = build(cfg, allowed=allowed, position=position)
             saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)
     except Exception as error:

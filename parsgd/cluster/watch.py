@@ -31,7 +31,7 @@ class _Sign(NamedTuple):
     """What is known of another process, with seconds since it wrote and failed.
 
     It has come to the stage `reached`, which is `named` so by a checksum of its words,
-    and stage `left` is behind it.
+    and stage `left` is behind it. It is `free` since it was last seen busy.
     """
 
     silent: float
@@ -40,6 +40,7 @@ class _Sign(NamedTuple):
     named: int = 0
     failure: str = ""
     failing: float = 0.0
+    free: float = math.inf
 
 
 class Watch:
@@ -60,6 +61,7 @@ class Watch:
         self._count = 0
         self._seen: dict[int, tuple[str, float]] = {}
         self._failing: dict[int, float] = {}
+        self._busy: dict[int, float] = {}  # when they were last seen so
         self._heard = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -184,7 +186,9 @@ class Watch:
             failing = sign.failing if sign.failure and counts else 0.0
             if min(waited, failing) > FAILED_SECONDS:
                 return f"{name} failed: {sign.failure}"
-            if what and LEAVING < sign.reached < stage and waited > allowed:
+            # Patience counts from when it is no longer busy.
+            late = what and min(waited, sign.free) > allowed
+            if late and LEAVING < sign.reached < stage:
                 return (
                     f"{name} has not come to {what} within cluster.timeout="
                     f"{allowed:g} s: it is stuck, or slower than that"
@@ -234,8 +238,11 @@ class Watch:
                 self._failing.pop(other, None)
             failing = now - self._failing.get(other, now)
             silent = now - self._seen[other][1]
+            if int(stage) == AHEAD:
+                self._busy[other] = now
+            free = now - self._busy.get(other, -math.inf)
             out[other] = _Sign(
-                silent, int(stage), int(left), int(named), failure, failing
+                silent, int(stage), int(left), int(named), failure, failing, free
             )
         return out
 

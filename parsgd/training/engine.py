@@ -71,7 +71,8 @@ class Engine:
     ):
         # Where devices are made out of cores, make them before the backend starts.
         prepare(devices)
-        self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
+        with cluster.busy():
+            self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
         self.placement: Placement = place(
             order.workers, kind=kind, devices=devices, identical=self.worker.identical
@@ -112,14 +113,17 @@ class Engine:
 
     def init(self, key: jax.Array) -> TrainState:
         """All workers' state at step 0; also moves the data to the devices."""
-        self._data = self._shards.place(self.worker.task.data.train)
-        init_key, run_key = jax.random.split(key)
-        # On one device and apart from the algorithm: the same program in every job of
-        # a sweep, so the compilation cache has it.
-        start = time.perf_counter()
-        params, model = jax.jit(self.worker.task.init)(init_key)
-        self.compile_seconds += time.perf_counter() - start
+        with cluster.busy():
+            self._data = self._shards.place(self.worker.task.data.train)
+            init_key, run_key = jax.random.split(key)
+            # On one device and apart from the algorithm: the same program in every job
+            # of a sweep, so the compilation cache has it.
+            start = time.perf_counter()
+            params, model = jax.jit(self.worker.task.init)(init_key)
+            self.compile_seconds += time.perf_counter() - start
         if self.placement.processes > 1:
+            # For the first collective gloo allows 30 s.
+            cluster.exchange("making the initial parameters", "")
             # A model of the user's own may start from what differs between them.
             with cluster.together("the initial parameters"):
                 params, model = of_the_first((params, model), self.placement)

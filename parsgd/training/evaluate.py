@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from parsgd import cluster
 from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
 
@@ -97,7 +98,8 @@ def evaluator(
         leaves, treedef = jax.tree.flatten((params, model))
         kind = treedef, tuple((v.shape, v.dtype) for v in leaves)
         if ready[0] != kind:
-            ready = (kind, *fitted(params, model))
+            with cluster.busy():
+                ready = (kind, *fitted(params, model))
         _, program, chunks = ready
         found = []
         for chunk in chunks:

@@ -126,8 +126,9 @@ class Loop:
         scores = self._evaluate(self._state, self._meter.phase)
         model = self._evaluate.model
         assert model is not None
-        finite = all_finite(model[0])
-        self.history.append(self._meter.record(scores, finite=bool(finite)))
+        # A model that only one process took for broken it alone would not save.
+        finite = self._engine.agreed(float(all_finite(model[0]))) == 1
+        self.history.append(self._meter.record(scores, finite=finite))
         self._observer.record(self.history[-1])
         for line in self._skipped.lines(self._state):
             self._observer.say(line)
