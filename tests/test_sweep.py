@@ -56,8 +56,9 @@ def test_J11_a_dry_run_marks_what_is_done(command, no_drawing):
     words = (*SWEEP, "schedule=cosine")
     assert command(*words, "seed=0")[0] == 0
     _, out, _ = command(*words, "--dry-run", "seed=0,1")
-    first, second = out.splitlines()[1:]
+    first, second, caveat = out.splitlines()[1:]
     assert first.endswith("seed=0 (completed before)") and second.endswith("seed=1")
+    assert "data" in caveat and "are found as they start" in caveat
 
 
 def test_J11_an_experiment_brings_its_own_sweep(command):
@@ -143,8 +144,8 @@ def test_J12_a_folder_of_another_sweep_is_refused(command, no_drawing, tmp_path)
     result.write_text(json.dumps(changed))
     _, out, _ = command(*SWEEP, "workers=1,2", "--dry-run")
     listed = ["2 jobs, 1 to run", "#0 epochs=1 evaluations=1 workers=1"]
-    assert out.splitlines()[:2] == listed
-    assert out.endswith("#1 epochs=1 evaluations=1 workers=2 (completed before)\n")
+    listed += ["#1 epochs=1 evaluations=1 workers=2 (completed before)"]
+    assert out.splitlines()[:3] == listed
     code, out, _ = command(*SWEEP, "workers=1,2")
     assert code == 0
     assert out.count("completed before: skipped") == 1

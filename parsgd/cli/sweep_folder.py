@@ -62,7 +62,8 @@ def refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
             raise UserError(
                 f"{folder} holds another sweep: its job {number} is "
                 f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "
-                "hydra.sweep.dir, or repeat that sweep to complete it"
+                "hydra.sweep.dir (`parsgd report` makes one table of several), or "
+                "repeat that sweep to complete it"
             )
 
 
