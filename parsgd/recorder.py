@@ -12,7 +12,7 @@ import jax
 from parsgd import cluster, results
 from parsgd.errors import UserError, check_accuracy
 from parsgd.flat import UNSTORED
-from parsgd.results.varied import SAID
+from parsgd.results.said import SAID
 from parsgd.results.writing import plain
 from parsgd.training.meter import Record
 from parsgd.training.observer import Observer, check_observer

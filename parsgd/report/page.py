@@ -21,7 +21,7 @@ from parsgd.report.remarks import doubts, short_runs
 from parsgd.report.study import Part, Study, curves_of, drawn
 from parsgd.report.style import DASHES, symbols, worker_counts, workers_of
 from parsgd.results.export import no_spread
-from parsgd.results.varied import lanes_of
+from parsgd.results.said import lanes_of
 from parsgd.words import MISSING, counted
 
 CONVERGENCE = (

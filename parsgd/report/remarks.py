@@ -9,9 +9,9 @@ import polars as pl
 from parsgd.flat import leaves
 from parsgd.results import Group, Target
 from parsgd.results.export import no_spread
+from parsgd.results.identity import is_seed
 from parsgd.results.ranking import SHORT, describe_sort
 from parsgd.results.target import reached
-from parsgd.results.varied import is_seed
 from parsgd.words import counted
 
 PAIRS = 3  # of folders, or of configurations, that are named

@@ -13,8 +13,8 @@ from parsgd.report.remarks import table_notes
 from parsgd.results import COLUMNS, Job
 from parsgd.results.export import needs_loss, plus_minus, texts
 from parsgd.results.ranking import SORTS, sorts_of
+from parsgd.results.said import SAID
 from parsgd.results.table import table_of_groups
-from parsgd.results.varied import SAID
 from parsgd.words import MISSING
 
 HEADINGS = {

@@ -9,16 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from parsgd.results.identity import identity, settings
 from parsgd.results.reading import Job
-from parsgd.results.varied import (
-    SIZES,
-    choice_of,
-    identity,
-    settings,
-    tasks_of,
-    value_of,
-    varying,
-)
+from parsgd.results.tasks import tasks_of
+from parsgd.results.varied import SIZES, choice_of, value_of, varying
 
 
 class Group(NamedTuple):

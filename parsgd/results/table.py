@@ -9,8 +9,8 @@ import polars as pl
 from parsgd.results.groups import Group, group, mean_sem
 from parsgd.results.ranking import rank, sorts_of
 from parsgd.results.reading import Job
+from parsgd.results.said import placement_of
 from parsgd.results.target import Target, reached, targets
-from parsgd.results.varied import placement_of
 from parsgd.words import counted
 
 

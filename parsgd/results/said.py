@@ -1,0 +1,43 @@
+"""What a job's summary says of how it came about, and no config does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parsgd.flat import OTHER
+from parsgd.results.reading import Job
+
+RESUMED = "resumed"  # what a run is said to be that went on with other settings
+PROCESSES = "processes"  # of runs of several: their seconds are of another kind
+SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
+
+
+def said(job: Job, key: str) -> Any:
+    """What no config says: of other settings before, and of processes."""
+    if key == RESUMED:
+        return _resumed(job)
+    count = placement_of(job).get("processes")
+    return count if count != 1 else None
+
+
+def _resumed(job: Job) -> str | None:
+    """Of a run that went on as another: its numbers of workers, and what it was."""
+    told = []
+    if before := job.summary.get("earlier_workers"):
+        counts = [*(count for count, _ in before), job.summary.get("workers")]
+        told.append(f"{' -> '.join(map(str, counts))} workers")
+    for values, step in job.summary.get("earlier_settings") or ():
+        named = [OTHER.get(key, f"{key}={x}") for key, x in values.items()]
+        told += [f"{name} until step {step}" for name in named]
+    return ", ".join(told) or None
+
+
+def placement_of(job: Job) -> Mapping[str, Any]:
+    """How the job's workers were placed, or nothing where that is not recorded."""
+    placement = job.summary.get("placement")
+    return placement if isinstance(placement, Mapping) else {}
+
+
+def lanes_of(job: Job) -> int:
+    """How many workers shared a device at once; 0 where that is not recorded."""
+    lanes = placement_of(job).get("lanes")
+    return lanes if isinstance(lanes, int) else 0

@@ -1,0 +1,44 @@
+"""What the tasks of jobs are called."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from parsgd.results.reading import Job
+from parsgd.results.varied import choice_of, found
+
+FILES = ("csv", "npz", "text")  # tasks whose data are whatever file they are given
+
+
+def tasks_of(jobs: Sequence[Job]) -> list[str]:
+    """The name of each job's task: of data in files of the user's own, the file's.
+
+    Where several files have one name, as much of their folders as tells them apart.
+    """
+    paths = [_file(job) for job in jobs]
+    names: dict[Path, str] = {}
+    files = {path for path in paths if path is not None}
+    for path in files:
+        ends = [_ending(other, path) for other in files - {path}]
+        parts = path.with_suffix("").parts
+        names[path] = "/".join(parts[-1 - max(ends, default=0) :])
+    return [
+        choice_of(job, "task") if path is None else names[path]
+        for job, path in zip(jobs, paths, strict=True)
+    ]
+
+
+def _file(job: Job) -> Path | None:
+    path = found(job.config, "task.path")
+    own = choice_of(job, "task") in FILES and isinstance(path, str)
+    return Path(path) if own else None
+
+
+def _ending(path: Path, other: Path) -> int:
+    """How many parts two paths have in common, from the last on."""
+    both = zip(
+        reversed(path.with_suffix("").parts),
+        reversed(other.with_suffix("").parts),
+        strict=False,
+    )
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
