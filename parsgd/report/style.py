@@ -173,8 +173,7 @@ def short(traits: Sequence[Iterable[str]]) -> list[str]:
 
 def workers_of(group: Group) -> int:
     """The worker count; 0 where a job failed before it had one."""
-    workers = group.setting("workers")
-    return workers if isinstance(workers, int) else 0
+    return group.setting("workers") or 0
 
 
 def worker_counts(groups: Sequence[Group]) -> list[int]:

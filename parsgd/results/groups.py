@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from parsgd.results.identity import identity, settings
 from parsgd.results.reading import Job
+from parsgd.results.sizes import sizes_of
 from parsgd.results.tasks import tasks_of
 from parsgd.results.varied import SIZES, choice_of, value_of, varying
 
@@ -26,16 +27,23 @@ class Group(NamedTuple):
     aside: tuple[tuple[Job, Job], ...]  # each with the one that counts for its seed
     label: str
 
-    def setting(self, key: str) -> Any:
+    def setting(self, key: str) -> int | None:
         """A size of the configuration as it ran, or as it was asked for."""
-        for job in self.jobs:
-            if job.summary.get(key) is not None:
-                return job.summary[key]
-        return self.jobs[0].config.get(key)
+        return sizes_of(self.head).get(key)
+
+    @property
+    def head(self) -> Job:
+        """The job that speaks for all: one that ran, if any did."""
+        return head_of(self.jobs)
 
     def with_status(self, *statuses: str) -> tuple[Job, ...]:
         """The jobs that ended in one of these ways."""
         return tuple(job for job in self.jobs if job.status in statuses)
+
+
+def head_of(jobs: Sequence[Job]) -> Job:
+    """The first that has a summary, or else the first."""
+    return next((job for job in jobs if job.summary), jobs[0])
 
 
 def group(jobs: Iterable[Job]) -> list[Group]:
@@ -82,19 +90,19 @@ def _groups_of_task(
     task: str, sets: list[tuple[dict[str, Any], list[Job]]]
 ) -> list[Group]:
     kept = [_one_per_seed(same) for _, same in sets]
-    heads = [jobs[0] for jobs, _ in kept]
+    heads = [head_of(jobs) for jobs, _ in kept]
     keys = varying(heads, [config for config, _ in sets])
     made = [
         Group(
             task=task,
-            strategy=choice_of(jobs[0], "strategy"),
+            strategy=choice_of(head, "strategy"),
             traits=(),
-            varied={key: value_of(jobs[0], key) for key in keys},
+            varied={key: value_of(head, key) for key in keys},
             jobs=jobs,
             aside=aside,
             label="",
         )
-        for jobs, aside in kept
+        for head, (jobs, aside) in zip(heads, kept, strict=True)
     ]
     return _labelled(made)
 
@@ -129,7 +137,12 @@ def _labelled(groups: list[Group]) -> list[Group]:
 
 def _namers(varied: Iterable[str]) -> list[tuple[str, Callable[[Group], Any]]]:
     def size(key: str) -> Callable[[Group], Any]:
-        return lambda g: g.setting(key)
+        def of(g: Group) -> Any:
+            known = g.setting(key)
+            # What is no size tells jobs that failed apart.
+            return g.head.config.get(key) if known is None else known
+
+        return of
 
     def choice(key: str) -> Callable[[Group], Any]:
         return lambda g: g.varied[key]

@@ -213,7 +213,9 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
 
 
 def _learning_rate(g: Group) -> float | None:
-    rate = g.setting("learning_rate")
+    rates = [job.summary.get("learning_rate") for job in g.jobs]
+    rates.append(g.jobs[0].config.get("learning_rate"))
+    rate = next((x for x in rates if x is not None), None)
     return float(rate) if isinstance(rate, int | float) else None
 
 
