@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from parsgd.results.identity import identity, settings
+from parsgd.results.identity import identity, is_seed, settings
 from parsgd.results.reading import Job
 from parsgd.results.sizes import sizes_of
 from parsgd.results.tasks import tasks_of
@@ -91,18 +91,23 @@ def _groups_of_task(
 ) -> list[Group]:
     kept = [_one_per_seed(same) for _, same in sets]
     heads = [head_of(jobs) for jobs, _ in kept]
-    keys = varying(heads, [config for config, _ in sets])
+    configs = [config for config, _ in sets]
+    keys = varying(heads, configs)
     made = [
         Group(
             task=task,
             strategy=choice_of(head, "strategy"),
             traits=(),
-            varied={key: value_of(head, key) for key in keys},
+            # A seed that follows the run's own has no value for all of its jobs.
+            varied={
+                key: value_of(head, key) if key in config or not is_seed(key) else None
+                for key in keys
+            },
             jobs=jobs,
             aside=aside,
             label="",
         )
-        for head, (jobs, aside) in zip(heads, kept, strict=True)
+        for config, head, (jobs, aside) in zip(configs, heads, kept, strict=True)
     ]
     return _labelled(made)
 

@@ -1,14 +1,18 @@
 """Which jobs are runs of one configuration."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from parsgd.flat import UNSTORED, leaves
 from parsgd.results.reading import Job
-from parsgd.results.said import SAID, said
+from parsgd.results.said import PROCESSES, RESUMED, processes_of, said
+from parsgd.results.sizes import BATCHES, sizes_of
+from parsgd.results.tasks import PATH, files_of
 from parsgd.results.varied import PARAMETERS
+
+EXACT = 2.0**53  # from here on not all whole numbers are floats
 
 
 def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -16,43 +20,87 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
     Left out is what only repeats another part: a resolved config says what
     ``compressor`` and ``feedback`` are again inside the strategy that uses them, and
-    the seed again wherever a call takes it. One job alone cannot tell such a seed from
-    a constant that happens to be equal, so it counts as repeated only where it follows
-    the seed in all jobs that are otherwise alike.
+    the seed again wherever a call takes it.
 
-    Added is the number of the model's parameters, where it alone tells jobs apart, as
-    those of a script that does not say which networks it compares.
+    Added is what no config says: the settings before a run was resumed, the number of
+    processes, and the number of the model's parameters where it alone tells jobs apart,
+    as those of a script that does not say which networks it compares.
     """
-    found = [_settings(job) for job in jobs]
-    alike: dict[str, list[int]] = {}
-    for i, config in enumerate(found):
-        rest = {key: x for key, x in config.items() if not is_seed(key)}
-        alike.setdefault(identity(rest), []).append(i)
-    for members in alike.values():
-        for key in {key for i in members for key in found[i] if is_seed(key)}:
-            seeds = [(found[i].get(key), jobs[i].config.get("seed")) for i in members]
-            if all(nested == own for nested, own in seeds):
-                for i in members:
-                    del found[i][key]
-    for config in found:
+    found = [
+        _settings(job, path) for job, path in zip(jobs, files_of(jobs), strict=True)
+    ]
+    _drop_repeated_seeds(jobs, found)
+    for job, config in zip(jobs, found, strict=True):
         config.pop("seed", None)
+        if (before := said(job, RESUMED)) is not None:
+            config[RESUMED] = before
+    for config, count in zip(found, _filled(processes_of, jobs, found), strict=True):
+        if count not in (None, 1):
+            config[PROCESSES] = count
     if not any(PARAMETERS in config for config in found):
         _add_parameters(jobs, found)
     return found
 
 
+def _drop_repeated_seeds(jobs: Sequence[Job], configs: list[dict[str, Any]]) -> None:
+    """Remove seeds that follow the run's own in jobs that are otherwise alike.
+
+    Jobs that lie side by side were asked for together: of each such set one is decided
+    by itself. One seed alone cannot be told from a constant that happens to be equal:
+    runs of one follow if all others of one do, unless a set has that constant.
+    """
+    alike: dict[str, list[int]] = {}
+    for i, config in enumerate(configs):
+        rest = {key: x for key, x in config.items() if not is_seed(key)}
+        alike.setdefault(identity(rest), []).append(i)
+    for members in alike.values():
+        sets: dict[Path, list[int]] = {}
+        for i in members:
+            sets.setdefault(jobs[i].folder.resolve().parent, []).append(i)
+        own = {i: configs[i].get("seed") for i in members}
+        for key in {key for i in members for key in configs[i] if is_seed(key)}:
+            nested = {i: configs[i].get(key) for i in members}
+            several = [
+                one for one in sets.values() if len({str(own[i]) for i in one}) > 1
+            ]
+            single = [i for one in sets.values() if one not in several for i in one]
+            follow = [one for one in several if all(nested[i] == own[i] for i in one)]
+            fixed = [nested[i] for one in several if one not in follow for i in one]
+            if all(nested[i] == own[i] and nested[i] not in fixed for i in single):
+                follow.append(single)
+            for i in (i for one in follow for i in one):
+                configs[i].pop(key, None)
+
+
+def _filled(
+    value: Callable[[Job], Any], jobs: Sequence[Job], configs: Sequence[dict[str, Any]]
+) -> list[Any]:
+    """A value of each job; of one that failed that of those alike, if these agree."""
+    alike = [identity(config) for config in configs]
+    known: dict[str, set[Any]] = {}
+    for job, same in zip(jobs, alike, strict=True):
+        known.setdefault(same, set()).add(value(job))
+    filled = []
+    for job, same in zip(jobs, alike, strict=True):
+        values = known[same] - {None}
+        filled.append(min(values) if len(values) == 1 else value(job))
+    return filled
+
+
 def _add_parameters(jobs: Sequence[Job], configs: Sequence[dict[str, Any]]) -> None:
     """Add the size of the networks to configs, if it alone tells some apart."""
-    sizes: dict[str, set[Any]] = {}
-    alike = [identity(config) for config in configs]
-    for job, same in zip(jobs, alike, strict=True):
-        sizes.setdefault(same, set()).add(job.summary.get(PARAMETERS))
-    if all(len(known - {None}) < 2 for known in sizes.values()):
+
+    def size_of(job: Job) -> Any:
+        size = job.summary.get(PARAMETERS)
+        return size if isinstance(size, int) else None
+
+    sizes = _filled(size_of, jobs, configs)
+    known: dict[str, set[Any]] = {}
+    for config, size in zip(configs, sizes, strict=True):
+        known.setdefault(identity(config), set()).add(size)
+    if all(len(some - {None}) < 2 for some in known.values()):
         return
-    for job, same, config in zip(jobs, alike, configs, strict=True):
-        known = sizes[same] - {None}
-        # A job that failed has no size of its own.
-        size = known.copy().pop() if len(known) == 1 else job.summary.get(PARAMETERS)
+    for config, size in zip(configs, sizes, strict=True):
         if size is not None:
             config[PARAMETERS] = size
 
@@ -62,16 +110,32 @@ def identity(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def _settings(job: Job) -> dict[str, Any]:
+def _settings(job: Job, path: Path | None) -> dict[str, Any]:
     config = {key: x for key, x in job.config.items() if key not in UNSTORED}
-    config |= {key: x for key in SAID if (x := said(job, key)) is not None}
     repeats = {"compressor": config.get("compressor")}
     if isinstance(config.get("feedback"), Mapping):
         repeats["reducer"] = config["feedback"]
     flat = leaves({key: _unrepeated(value, repeats) for key, value in config.items()})
     # A config may name its own output folder, which differs for every seed.
     folder = job.folder.resolve()
-    return {key: value for key, value in flat.items() if not _inside(value, folder)}
+    kept = {key: _whole(x) for key, x in flat.items() if not _inside(x, folder)}
+    if path is not None and PATH in kept:
+        kept[PATH] = str(path)
+    # Either batch may be asked for: the same run has the same two.
+    batches = {key: sizes_of(job).get(key) for key in BATCHES}
+    if None not in batches.values() and any(key in kept for key in BATCHES):
+        kept |= batches
+    return kept
+
+
+def _whole(value: Any) -> Any:
+    """The value with 1 for 1.0, which is the same number."""
+    if isinstance(value, list):
+        return [_whole(x) for x in value]
+    if isinstance(value, Mapping):
+        return {key: _whole(x) for key, x in value.items()}
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < EXACT
+    return int(value) if whole else value
 
 
 def _inside(value: Any, folder: Path) -> bool:

@@ -15,16 +15,24 @@ def said(job: Job, key: str) -> Any:
     """What no config says: of other settings before, and of processes."""
     if key == RESUMED:
         return _resumed(job)
-    count = placement_of(job).get("processes")
+    count = processes_of(job)
     return count if count != 1 else None
+
+
+def processes_of(job: Job) -> int | None:
+    """How many processes it ran on; None where it never came to run."""
+    place = placement_of(job)
+    count = place.get("processes", 1) if place else None
+    return count if isinstance(count, int) else None
 
 
 def _resumed(job: Job) -> str | None:
     """Of a run that went on as another: its numbers of workers, and what it was."""
     told = []
-    if before := job.summary.get("earlier_workers"):
-        counts = [*(count for count, _ in before), job.summary.get("workers")]
-        told.append(f"{' -> '.join(map(str, counts))} workers")
+    before = job.summary.get("earlier_workers") or []
+    counts = [*(count for count, _ in before), job.summary.get("workers")]
+    for (old, step), new in zip(before, counts[1:], strict=True):
+        told.append(f"{old} -> {new} workers at step {step}")
     for values, step in job.summary.get("earlier_settings") or ():
         named = [OTHER.get(key, f"{key}={x}") for key, x in values.items()]
         told += [f"{name} until step {step}" for name in named]

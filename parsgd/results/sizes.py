@@ -4,7 +4,8 @@ from typing import Any
 
 from parsgd.results.reading import Job
 
-SIZES = ("workers", "local_steps", "worker_batch", "global_batch")
+BATCHES = ("worker_batch", "global_batch")
+SIZES = ("workers", "local_steps", *BATCHES)
 
 
 def sizes_of(job: Job) -> dict[str, int]:

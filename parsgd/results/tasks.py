@@ -7,6 +7,7 @@ from pathlib import Path
 from parsgd.results.reading import Job
 from parsgd.results.varied import choice_of, found
 
+PATH = "task.path"
 FILES = ("csv", "npz", "text")  # tasks whose data are whatever file they are given
 
 
@@ -15,7 +16,7 @@ def tasks_of(jobs: Sequence[Job]) -> list[str]:
 
     Where several files have one name, as much of their folders as tells them apart.
     """
-    paths = [_file(job) for job in jobs]
+    paths = files_of(jobs)
     names: dict[Path, str] = {}
     files = {path for path in paths if path is not None}
     for path in files:
@@ -28,8 +29,33 @@ def tasks_of(jobs: Sequence[Job]) -> list[str]:
     ]
 
 
+def files_of(jobs: Sequence[Job]) -> list[Path | None]:
+    """The file of each job's data; None where they come from elsewhere.
+
+    Where one file has been called by several paths, by the first of them: those of
+    jobs with equal data are one. A job that failed has told nothing of its data, and
+    goes by its path.
+    """
+    paths = [_file(job) for job in jobs]
+    same: dict[Path, Path] = {}
+
+    def first(path: Path) -> Path:
+        while path in same:
+            path = same[path]
+        return path
+
+    known: dict[str, Path] = {}
+    for job, path in zip(jobs, paths, strict=True):
+        data = job.summary.get("data_checksum")
+        if path is not None and data is not None:
+            own, other = first(path), first(known.setdefault(str(data), path))
+            if own != other:
+                same[own] = other
+    return [None if path is None else first(path) for path in paths]
+
+
 def _file(job: Job) -> Path | None:
-    path = found(job.config, "task.path")
+    path = found(job.config, PATH)
     own = choice_of(job, "task") in FILES and isinstance(path, str)
     return Path(path) if own else None
 

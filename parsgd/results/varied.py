@@ -48,6 +48,7 @@ def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
         and not key.startswith("hydra")
         and not under(key, UNSTORED)
         and len({one.get(key) for one in asked}) > 1
+        and not _alike(key, configs)
     ]
     keys += [key for key in SAID if any(said(job, key) is not None for job in jobs)]
     columns = {tuple(str(value_of(job, key)) for job in jobs) for key in keys}
@@ -113,6 +114,12 @@ def found(config: Mapping[str, Any], key: str) -> Any:
 def _follows(column: Sequence[str], other: Sequence[str]) -> bool:
     """Whether the one value of each row is known from the other."""
     return len({*zip(column, other, strict=True)}) == len({*other})
+
+
+def _alike(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all have a key with one value, in whichever words it was asked for."""
+    known = all(key in config for config in configs)
+    return known and len({str(config[key]) for config in configs}) == 1
 
 
 def _differs(key: str, configs: list[dict], strategies: list[str]) -> bool:
