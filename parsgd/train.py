@@ -19,11 +19,11 @@ from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.checks import check_run, check_target, refuse_done, refuse_reached
+from parsgd.training.earlier import earlier, place_of
 from parsgd.training.engine import Engine
 from parsgd.training.loop import (
     Evaluation,
     Loop,
-    earlier,
     other_end,
     resumed_plan,
     resumed_steps,
@@ -200,7 +200,8 @@ def fit(
             key = jax.random.key(seed)
             resumed = keeper.restore(engine, key)
             meta = resumed.meta if resumed else None
-            was = earlier(meta, plan.order.workers, keeper.changed)
+            place = place_of(engine.placement)
+            was = earlier(meta, plan.order.workers, keeper.changed, place)
             if resumed:
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
                 keeper.lines += other_end(plan, resumed.meta)

@@ -100,3 +100,16 @@ def test_runs_resumed_at_other_steps_are_no_repeats(tmp_path):
         "8 -> 4 workers at step 120": 2,
         "8 -> 4 workers at step 240": 1,
     }
+
+
+def test_a_run_resumed_elsewhere_is_told_apart(tmp_path):
+    place = {"kind": "vmap", "devices": 1, "processes": 2, "cpu": "EPYC", "cores": 4}
+    job(tmp_path / "0", 0, {"earlier_placements": [[place, 120]]})
+    job(tmp_path / "1", 1, {"earlier_placements": []})
+    frame = table(tmp_path)
+    assert frame["n"].to_list() == [1, 1]
+    told = ("placement=vmap", "1 device", "2 processes", "cpu=EPYC", "4 cores")
+    assert set(frame["resumed"]) == {
+        None,
+        ", ".join(f"{what} until step 120" for what in told),
+    }

@@ -227,6 +227,16 @@ def test_H3_the_summary_has_the_numbers_of_workers_of_before(tmp_path, monkeypat
     assert fit(tmp_path / "b", workers=2, **sizes).summary["earlier_workers"] == []
 
 
+def test_the_summary_has_the_places_of_before(tmp_path):
+    assert fit(tmp_path / "a", at=2, placement="vmap") is None
+    assert fit(tmp_path / "a", at=4, placement="debug") is None
+    run = fit(tmp_path / "a", placement="debug")
+    assert run.summary["earlier_placements"] == [[{"kind": "vmap"}, 3]]
+    assert run.summary["earlier_settings"] == []
+    same = fit(tmp_path / "b", placement="vmap")
+    assert same.summary["earlier_placements"] == []
+
+
 def test_other_versions_than_those_that_saved_are_said(tmp_path, monkeypatch):
     share_engines(monkeypatch)
     fit(tmp_path / "a", at=2)

@@ -73,6 +73,7 @@ def wrong_in_result(record: Mapping[str, Any]) -> str:
         or _no_number(summary, NUMBERS)
         or _no_pairs(summary, "earlier_workers", int)
         or _no_pairs(summary, "earlier_settings", dict)
+        or _no_pairs(summary, "earlier_placements", dict)
         or wrong_in_record(record.get("final") or {})
         or wrong_in_record(record.get("best") or {})
     )

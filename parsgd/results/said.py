@@ -5,9 +5,11 @@ from typing import Any
 
 from parsgd.flat import OTHER
 from parsgd.results.reading import Job
+from parsgd.words import counted
 
 RESUMED = "resumed"  # what a run is said to be that went on with other settings
 PROCESSES = "processes"  # of runs of several: their seconds are of another kind
+COUNTED = {"devices": "device", "processes": "process", "cores": "core"}
 SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
 
 
@@ -36,7 +38,16 @@ def _resumed(job: Job) -> str | None:
     for values, step in job.summary.get("earlier_settings") or ():
         named = [OTHER.get(key, f"{key}={x}") for key, x in values.items()]
         told += [f"{name} until step {step}" for name in named]
+    for place, step in job.summary.get("earlier_placements") or ():
+        told += [f"{_placed(key, x)} until step {step}" for key, x in place.items()]
     return ", ".join(told) or None
+
+
+def _placed(key: str, value: Any) -> str:
+    """A part of a place in words: a number of devices, a placement, or a name."""
+    if key in COUNTED and isinstance(value, int):
+        return counted(value, COUNTED[key])
+    return f"{'placement' if key == 'kind' else key}={value}"
 
 
 def placement_of(job: Job) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from parsgd import errors
 from parsgd.core import Params, Phase, State, TrainState
 from parsgd.tasks import Task
+from parsgd.training.earlier import place_of
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import all_finite, evaluator
 from parsgd.training.faults import Skipped
@@ -15,8 +16,6 @@ from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer
 from parsgd.training.plan import Origin, Plan
 from parsgd.training.segments import Segment, after, segments, stretches
-
-EARLIER = ("earlier_workers", "earlier_settings")
 
 
 class Loop:
@@ -32,7 +31,7 @@ class Loop:
         observer: Hears of progress and of each record.
         check_replicas: Whether to compare the devices' copies after each dispatch.
         target_accuracy: Stop at the first evaluation that reaches it; None for never.
-        earlier: What the run was before it was resumed; see the function of that name.
+        earlier: What the run was before it was resumed; see `parsgd.training.earlier`.
 
     Attributes:
         history: One record per evaluation.
@@ -150,34 +149,10 @@ class Loop:
             "origin": [*plan.origin],
             "counts": meter.counts(),
             "history": [*self.history],
+            "place": place_of(self._engine.placement),
             **self._earlier,
         }
         self._keeper.save(self._state, self._engine, meta)
-
-
-def earlier(
-    meta: Mapping[str, Any] | None,
-    workers: int,
-    changed: Mapping[str, Sequence[Any]],
-) -> dict[str, list[Any]]:
-    """Other numbers of workers and settings that a run had, each until which step.
-
-    Args:
-        meta: What is stored with the checkpoint that the run goes on from, if any.
-        workers: How many go on.
-        changed: Settings that differ since, with the value before and after.
-
-    Example:
-        >>> earlier({"workers": 8, "step": 20}, 8, {"optimizer.b1": (0.9, 0.8)})
-        {'earlier_workers': [], 'earlier_settings': [[{'optimizer.b1': 0.9}, 20]]}
-    """
-    counts, settings = ([*(meta or {}).get(key, ())] for key in EARLIER)
-    if meta and meta["workers"] != workers:
-        counts.append([meta["workers"], meta["step"]])
-    before = {key: old for key, (old, _) in changed.items() if key != "workers"}
-    if meta and before:
-        settings.append([before, meta["step"]])
-    return dict(zip(EARLIER, (counts, settings), strict=True))
 
 
 def resumed_plan(

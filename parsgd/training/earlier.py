@@ -1,0 +1,61 @@
+"""What a run was before it was resumed: its workers, its settings, where it ran."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parsgd.environment import machine
+from parsgd.placement.devices import Placement
+
+EARLIER = ("earlier_workers", "earlier_settings", "earlier_placements")
+
+
+def earlier(
+    meta: Mapping[str, Any] | None,
+    workers: int,
+    changed: Mapping[str, Sequence[Any]],
+    place: Mapping[str, Any],
+) -> dict[str, list[Any]]:
+    """Other workers, settings and places that a run had, each until which step.
+
+    Args:
+        meta: What is stored with the checkpoint that the run goes on from, if any.
+        workers: How many go on.
+        changed: Settings that differ since, with the value before and after.
+        place: Where it goes on, see `place_of`. Seconds of two places do not compare.
+
+    Example:
+        >>> was = {"workers": 8, "step": 20, "place": {"kind": "vmap", "devices": 1}}
+        >>> now = {"kind": "shard_map", "devices": 1}
+        >>> for key, known in earlier(was, 8, {"seed": (0, 1)}, now).items():
+        ...     print(key, known)
+        earlier_workers []
+        earlier_settings [[{'seed': 0}, 20]]
+        earlier_placements [[{'kind': 'vmap'}, 20]]
+    """
+    counts, settings, places = ([*(meta or {}).get(key, ())] for key in EARLIER)
+    if meta and meta["workers"] != workers:
+        counts.append([meta["workers"], meta["step"]])
+    before = {key: old for key, (old, _) in changed.items() if key != "workers"}
+    if meta and before:
+        settings.append([before, meta["step"]])
+    # Earlier checkpoints do not tell of their place.
+    known = (meta or {}).get("place", {})
+    moved = {key: old for key, old in known.items() if place.get(key) != old}
+    if meta and moved:
+        places.append([moved, meta["step"]])
+    return dict(zip(EARLIER, (counts, settings, places), strict=True))
+
+
+def place_of(placement: Placement) -> dict[str, Any]:
+    """What seconds depend on besides the run: the placement, and what it lies on."""
+    device = placement.own_device
+    place = {
+        "kind": placement.kind,
+        "devices": len(placement.devices),
+        "processes": placement.processes,
+        "device": device.device_kind,
+    }
+    if device.platform == "cpu":
+        here = machine()
+        place |= {key: here[key] for key in ("cpu", "cores")}
+    return place
