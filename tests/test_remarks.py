@@ -81,8 +81,8 @@ def test_short_runs_go_by_samples_unless_a_sort_is_asked_for(pair):
     assert f"r{remark}" in text and "sort=samples: by samples to the target" in text
     page = report.build(pair, target=0.8)
     assert (
-        f"Fewest samples to the target first, then those that missed it. R{remark}"
-        in (page.page.read_text())
+        "Fewest samples to the target first, then those that missed it or diverged. "
+        f"R{remark}" in (page.page.read_text())
     )
     assert [row.split(",")[2] for row in page.csv.read_text().splitlines()[1:]] == [
         "4",

@@ -1,11 +1,15 @@
-"""Reports over jobs that failed at their sizes, and over damaged files."""
+"""Reports over jobs that failed or diverged, measured little, or left damage."""
 
 import json
 
 import pytest
-from fake_jobs import fake_job, write_job
+from fake_jobs import fake_job, line, write_job
 
 from parsgd import report, results
+from parsgd.report.answer import sentences
+from parsgd.report.plots import plots
+from parsgd.report.study import study
+from parsgd.results import reading
 
 
 @pytest.mark.parametrize("value", ["${nothing}", "abc", 2.0, [1, 2], True, 2**63])
@@ -44,3 +48,68 @@ def test_failed_jobs_of_two_batches_have_two_names(tmp_path):
     ]
     assert sorted(frame["global_batch"]) == [64, 128]
     assert sorted(frame["worker_batch"]) == [16, 32]
+
+
+def answer(folder, target):
+    (part,) = study(results.load(folder), target).parts
+    return part, " ".join(sentences(part))
+
+
+def test_a_task_without_accuracy_has_no_target_even_if_asked(tmp_path):
+    fake_job(tmp_path / "0", regression=True)
+    fake_job(tmp_path / "1", regression=True, workers=2)
+    part, text = answer(tmp_path, 0.9)
+    assert part.target == (None, "no test accuracy was measured", "")
+    assert "No test accuracy was measured, so there is no target" in text
+    assert "Lowest final test loss" in text
+    assert not plots(part)["samples"][1].layout.shapes
+
+
+def test_a_row_with_a_run_that_diverged_is_no_winner(tmp_path):
+    curve = [line(0, 0.1), line(5, 0.9)]
+    write_job(tmp_path / "0", curve, workers=2, seed=0)
+    write_job(tmp_path / "1", curve, workers=2, seed=1, status="diverged")
+    for seed in (0, 1):
+        slow = [line(0, 0.1), line(9, 0.9)]
+        write_job(tmp_path / f"4-{seed}", slow, workers=4, seed=seed)
+    frame = results.table(results.load(tmp_path), target=0.8)
+    assert frame["workers"].to_list() == [4, 2]
+    assert frame["reached"].to_list() == ["2 of 2", "2 of 2"]
+    _, text = answer(tmp_path, 0.8)
+    assert "Soonest: local_sgd, workers=4, 0.9000 ± 0 s" in text
+    assert "1 of 2 configurations reached it, but with a run that diverged." in text
+    _, text = answer([tmp_path / "0", tmp_path / "1"], 0.8)
+    assert "No configuration reached it in every run without one that diverged" in text
+
+
+def test_a_run_that_was_never_evaluated_missed_nothing(tmp_path):
+    fake_job(tmp_path / "0")
+    fake_job(tmp_path / "1", seed=1)
+    (tmp_path / "1" / "metrics.jsonl").write_text("")
+    (row,) = results.table(results.load(tmp_path), target=0.9).to_dicts()
+    assert row["reached"] == "1 of 1" and row["n"] == 2
+
+
+def test_a_job_that_ends_while_it_is_read_is_read_whole(tmp_path, monkeypatch):
+    fake_job(tmp_path)
+    whole = results.read_job(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:3]))
+    read = reading._read_result
+
+    def ends(path):
+        found = read(path)
+        (tmp_path / "metrics.jsonl").write_text("".join(lines))
+        return found
+
+    monkeypatch.setattr(reading, "_read_result", ends)
+    assert results.read_job(tmp_path).metrics == whole.metrics
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "config.yaml"])
+def test_a_file_that_goes_while_it_is_read_is_none(tmp_path, monkeypatch, name):
+    fake_job(tmp_path)
+    monkeypatch.setattr(reading.Path, "is_file", lambda path: True)
+    (tmp_path / name).unlink()
+    job = results.read_job(tmp_path)
+    assert job.status == ("interrupted" if name == "result.json" else "completed")

@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 from parsgd.report.study import Part
 from parsgd.results.export import plus_minus, seconds, size
-from parsgd.results.ranking import always_reached, reached_in_all
+from parsgd.results.ranking import always_reached, diverged, reached_in_all
 from parsgd.words import number
 
 ALIKE = "not told apart from it by Welch's t-test at 95 %"
@@ -51,8 +51,10 @@ def sentences(part: Part) -> list[str]:
     said += [f"{part.target.caution}."] if part.target.caution else []
     if not sure:
         best = max(rows, key=lambda r: r["accuracy"] if r["accuracy"] else -1.0)
+        # What follows names none of those that did.
+        alone = " without one that diverged" if any(map(_spoiled, rows)) else ""
         said.append(
-            "No configuration reached it in every run; the most accurate is "
+            f"No configuration reached it in every run{alone}; the most accurate is "
             f"{best['configuration']} with {_accuracy(best)}"
             f"{_ties(best, rows, 'accuracy')}."
         )
@@ -68,6 +70,11 @@ def sentences(part: Part) -> list[str]:
     missed = sum(1 for r in rows if not reached_in_all(r))
     if missed:
         said.append(f"{missed} of {len(rows)} configurations missed it at least once.")
+    if spoiled := sum(map(_spoiled, rows)):
+        said.append(
+            f"{spoiled} of {len(rows)} configurations reached it, but with a run that "
+            "diverged."
+        )
     winner = _least(sure, f"{part.cost}_to_target")
     if winner is not None and winner["n"] < 2 <= max(row["n"] for row in rows):
         said.append("The first has one run only: repeat it with several seeds.")
@@ -112,6 +119,12 @@ def tiles(part: Part) -> list[Tile]:
         *highest("Most accurate", "accuracy", _accuracy),
         *highest("Highest throughput", "samples_per_second", _throughput),
     ]
+
+
+def _spoiled(row: Row) -> bool:
+    """Whether it would count as one that always reached, had no run diverged."""
+    known = row["seconds_to_target"] is not None
+    return known and reached_in_all(row) and diverged(row)
 
 
 def _least(rows: Sequence[Row], key: str) -> Row | None:

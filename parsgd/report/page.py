@@ -180,7 +180,8 @@ def _sorted(study: Study) -> str:
     orders = {
         task: "The most accurate first."
         if sort == "accuracy"
-        else f"Fewest {sort} to the target first, then those that missed it."
+        else f"Fewest {sort} to the target first, then those that missed it or "
+        "diverged."
         for task, sort in study.sorts.items()
     }
     several = len(study.parts) > 1

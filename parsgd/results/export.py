@@ -27,7 +27,8 @@ _HIDDEN = {
     "folders",
 }
 _OPTIONAL = {"task", "reason", "test_loss", "placement"}
-ERROR = "±: standard error of the mean of n completed runs, one per seed"
+ERROR = "±: standard error of the mean of n completed runs, one per seed; of a cost to "
+ERROR += "the target, of the runs that reached it"
 _ERRORS = ("accuracy_sem", "seconds_to_target_sem", "samples_to_target_sem")
 _ERRORS += ("bytes_to_target_sem",)
 

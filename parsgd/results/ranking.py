@@ -46,9 +46,17 @@ def sorts_of(groups: Sequence[Group], sort: str | None = None) -> dict[str, str]
 
 
 def always_reached(row: dict[str, Any]) -> bool:
-    """Whether every run of a row reached the target, and at least one completed."""
+    """Whether every run of a row reached the target, and none diverged.
+
+    What a run reached that diverged later is not kept: its cost buys nothing.
+    """
     known = row["n"] > 0 and row["seconds_to_target"] is not None
-    return known and reached_in_all(row)
+    return known and reached_in_all(row) and not diverged(row)
+
+
+def diverged(row: dict[str, Any]) -> bool:
+    """Whether a run of a row diverged."""
+    return "diverged" in (row["status"] or "")
 
 
 def reached_in_all(row: dict[str, Any]) -> bool:
@@ -63,8 +71,8 @@ def rank(row: dict[str, Any], sort: str) -> tuple:
     Args:
         row: A row of the table.
         sort: A cost to the target, or ``"accuracy"``. With a cost, configurations of
-            which a run missed the target come last, the most accurate of them first,
-            or where a task has no accuracy those of the lowest test loss.
+            which a run missed the target or diverged come last, the most accurate of
+            them first, or where a task has no accuracy those of the lowest test loss.
     """
     accuracy = row["accuracy"] if row["accuracy"] is not None else -1.0
     loss = row["test_loss"] if row["test_loss"] is not None else math.inf
@@ -81,10 +89,8 @@ def describe_sort(sort: str) -> str:
 
     Example:
         >>> describe_sort("bytes")
-        'sort=bytes: by bytes to the target; rows that missed it last, by accuracy'
+        'sort=bytes: by bytes to the target; missed or diverged last, by accuracy'
     """
     if sort == "accuracy":
         return "sort=accuracy: by accuracy"
-    return (
-        f"sort={sort}: by {sort} to the target; rows that missed it last, by accuracy"
-    )
+    return f"sort={sort}: by {sort} to the target; missed or diverged last, by accuracy"

@@ -4,6 +4,7 @@ import datetime
 import os
 import re
 from collections.abc import Iterable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,9 +86,11 @@ def read_job(folder: str | Path) -> Job:
         UserError: A file is not of this schema, or was written by a newer parsgd.
     """
     folder = Path(folder)
+    # Before the metrics: those of a job that ends meanwhile are then complete.
+    record = _read_result(folder / RESULT)
     metrics = _read_metrics(folder / METRICS)
-    if (folder / RESULT).is_file():
-        return _finished(folder, _read_result(folder / RESULT), metrics)
+    if record is not None:
+        return _finished(folder, record, metrics)
     where = f"at round {metrics[-1].get('round')}" if metrics else "before it evaluated"
     overrides = folder / OVERRIDES
     if not overrides.is_file():  # of an older parsgd
@@ -134,10 +137,21 @@ def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -
     )
 
 
-def _read_result(path: Path) -> dict[str, Any]:
+def _text(path: Path, errors: str = "strict") -> str | None:
+    """What a file holds; None where there is none, or none any more."""
+    try:
+        return path.read_text(errors=errors)
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+
+
+def _read_result(path: Path) -> dict[str, Any] | None:
     leave_out = "remove it, or leave its folder out"
     try:
-        record = parse(path.read_text())
+        text = _text(path)
+        if text is None:
+            return None
+        record = parse(text)
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {leave_out}") from error
     schema = record.get("schema") if isinstance(record, dict) else None
@@ -159,9 +173,7 @@ def _read_result(path: Path) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
-    if not path.is_file():
-        return ()
-    *whole, last = path.read_text(errors="replace").split("\n")
+    *whole, last = (_text(path, "replace") or "").split("\n")
     lines = []
     for number, text in enumerate([*whole, last], start=1):
         try:
@@ -183,10 +195,11 @@ def _read_metrics(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _read_yaml(path: Path, kind: type) -> Any:
-    if not path.is_file():
-        return kind()
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        text = _text(path)
+        if text is None:
+            return kind()
+        content = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
     except (yaml.YAMLError, OSError, ValueError) as error:
         raise UserError(f"{path} is not a YAML file ({error}): mend it") from error
     if not isinstance(content, kind):

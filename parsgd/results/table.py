@@ -64,7 +64,8 @@ COLUMNS = {
         "Reached",
         "",
         _S,
-        "runs that reached the target, of those completed or diverged",
+        "runs that reached the target, of those completed or diverged that were "
+        "evaluated",
     ),
     "train_seconds": Column(
         "Training time", "s", _F, "whole run without compilation and evaluation"
@@ -109,8 +110,8 @@ def table(
     """One row per configuration; jobs that differ only in ``seed`` are its runs.
 
     The columns are those of `COLUMNS`, with what varies across the sweep after
-    ``task``. Rows come by task; those that always reach the target first, by what
-    that cost (see ``sort``); then by accuracy.
+    ``task``. Rows come by task; those that always reach the target and never diverge
+    first, by what that cost (see ``sort``); then by accuracy.
 
     Args:
         jobs: As `load` returns them.
@@ -170,7 +171,8 @@ def _is_column(key: str, groups: Sequence[Group], rows: Sequence[dict]) -> bool:
 
 def _row(g: Group, target: float | None) -> dict[str, Any]:
     done = g.with_status("completed")
-    judged = g.with_status("completed", "diverged")
+    # Of a run without evaluations nobody knows whether it reached the target.
+    judged = [job for job in g.with_status("completed", "diverged") if job.metrics]
     finals = [job.final or {} for job in done]
     hits = [line for job in judged if (line := reached(job, target)) is not None]
     accuracy, accuracy_sem = mean_sem(_known(finals, "test_accuracy"))

@@ -26,6 +26,9 @@ class Target(NamedTuple):
     caution: str = ""
 
 
+NONE = Target(None, "no test accuracy was measured")
+
+
 def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, Target]:
     """The target of each task.
 
@@ -33,7 +36,8 @@ def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, T
         groups: Configurations, of one task or several.
         target: A test accuracy in (0, 1] for all of them. Without it, a task's target
             is the ``target_accuracy`` of its configs if all agree, else 98 % of the
-            best test accuracy that any of its jobs reached, to three decimals.
+            best test accuracy that any of its jobs reached, to three decimals. A task
+            without accuracies has none, whatever is asked for.
 
     Raises:
         UserError: The target is not in (0, 1].
@@ -48,9 +52,7 @@ def targets(groups: Sequence[Group], target: float | None = None) -> dict[str, T
     by_task: dict[str, list[Group]] = {}
     for group in groups:
         by_task.setdefault(group.task, []).append(group)
-    if target is not None:
-        return {task: Target(target, "as asked") for task in by_task}
-    return {task: _default(same) for task, same in by_task.items()}
+    return {task: _target(same, target) for task, same in by_task.items()}
 
 
 def reached(job: Job, target: float | None) -> dict[str, Any] | None:
@@ -68,6 +70,14 @@ def reached(job: Job, target: float | None) -> dict[str, Any] | None:
     return None
 
 
+def _target(groups: Sequence[Group], asked: float | None) -> Target:
+    jobs = [job for group in groups for job in group.jobs]
+    lines = (line for job in jobs for line in job.metrics)
+    if all(line.get("test_accuracy") is None for line in lines):
+        return NONE
+    return _default(groups) if asked is None else Target(asked, "as asked")
+
+
 def _default(groups: Sequence[Group]) -> Target:
     jobs = [job for group in groups for job in group.jobs]
     first, *others = {_number(job.config.get("target_accuracy")) for job in jobs}
@@ -77,7 +87,7 @@ def _default(groups: Sequence[Group]) -> Target:
     value = round(SHARE * best, 3)
     value = value if value <= best else SHARE * best  # of tiny ones
     if value <= 0:
-        return Target(None, "no test accuracy was measured")
+        return NONE
     untrained = [x for job in jobs for x in _accuracies(job, trained=False)]
     if max(untrained, default=0.0) >= value:
         return Target(None, f"no run did better than untrained, {max(untrained):.4f}")
