@@ -1,15 +1,18 @@
 """Reports over jobs that failed or diverged, measured little, or left damage."""
 
 import json
+from html import escape
 
 import pytest
 from fake_jobs import fake_job, line, write_job
 
 from parsgd import report, results
 from parsgd.report.answer import sentences
+from parsgd.report.appendix import environment
 from parsgd.report.plots import plots
 from parsgd.report.study import study
 from parsgd.results import reading
+from parsgd.results.export import texts
 
 
 @pytest.mark.parametrize("value", ["${nothing}", "abc", 2.0, [1, 2], True, 2**63])
@@ -113,3 +116,38 @@ def test_a_file_that_goes_while_it_is_read_is_none(tmp_path, monkeypatch, name):
     (tmp_path / name).unlink()
     job = results.read_job(tmp_path)
     assert job.status == ("interrupted" if name == "result.json" else "completed")
+
+
+@pytest.mark.parametrize("round", [None, "none"])
+def test_a_line_without_its_round_is_in_no_curve(tmp_path, round):
+    lines = [line(0, 0.1), line(5, 0.7), line(9, 0.9)]
+    lines[1]["round"] = round
+    if round:
+        del lines[1]["round"]
+    write_job(tmp_path, lines)
+    (part,) = study(results.load(tmp_path), 0.8).parts
+    assert part.entries[0].curve.x["round"] == [0, 9]
+
+
+@pytest.mark.parametrize("devices", [5, {"a": 1}, "cpu:0"])
+def test_a_machine_is_shown_as_it_was_told(tmp_path, devices):
+    fake_job(tmp_path)
+    edit(tmp_path, machine={"devices": devices, "memory_bytes": "64 GB"})
+    text = environment(study(results.load(tmp_path)))
+    assert escape(str(devices)) in text and "64 GB memory" in text
+
+
+def test_a_number_that_no_column_holds_is_kept_as_text(tmp_path):
+    for value in (3, 2**64, -(2**70)):
+        fake_job(tmp_path / str(value), overrides=[], salt=value)
+    frame = results.table(results.load(tmp_path))
+    assert set(frame["salt"]) == {"3", str(2**64), str(-(2**70))}
+
+
+def test_settings_are_shown_exactly(tmp_path):
+    for value in (0.99, 0.999, 0.9995, 0.9999, 1e-30):
+        fake_job(tmp_path / str(value), overrides=[f"b2={value}"], b2=value)
+    frame = results.table(results.load(tmp_path))
+    shown = ["0.99", "0.999", "0.9995", "0.9999", "1e-30"]
+    assert sorted(texts(frame, "b2")) == shown
+    assert all(f"| {value} |" in results.markdown(frame) for value in shown)

@@ -9,6 +9,7 @@ from parsgd.report.remarks import set_aside
 from parsgd.report.study import Study
 from parsgd.results import COLUMNS
 from parsgd.results.export import size
+from parsgd.words import MISSING
 
 
 def problems(study: Study) -> str:
@@ -71,9 +72,11 @@ def environment(study: Study) -> str:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    kinds = Counter(str(d) for d in machine.get("devices") or ())
+    # Scripts may say what they like of a machine.
+    listed, memory = machine.get("devices"), machine.get("memory_bytes")
+    kinds = Counter(map(str, listed if isinstance(listed, list) else [listed]))
     devices = ", ".join(kinds) or "not recorded"
-    memory = size(machine.get("memory_bytes"))
+    memory = size(memory) if isinstance(memory, int | float) else memory or MISSING
     return (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {memory} memory, "
         f"{machine.get('platform')}; devices: {devices}"

@@ -109,12 +109,17 @@ def curve(group: Group, measure: str) -> Curve | None:
     """The mean curve of a configuration, at the evaluations that all its runs have.
 
     Completed runs are used; where there is none, those that diverged or were
-    interrupted show how far they came. None where nothing was measured.
+    interrupted show how far they came. None where nothing was measured. Lines that do
+    not say of which round they are have no place in it.
     """
     jobs = group.with_status("completed")
     jobs = jobs or group.with_status("diverged", "interrupted")
     by_round = [
-        {line["round"]: line for line in job.metrics if line.get(measure) is not None}
+        {
+            line["round"]: line
+            for line in job.metrics
+            if line.get(measure) is not None and line.get("round") is not None
+        }
         for job in jobs
     ]
     by_round = [lines for lines in by_round if lines]

@@ -185,11 +185,12 @@ def _text(row: dict, name: str) -> str:
         return text if k == m else f"{text} ({row['reached']})"
     if name in COLUMNS and COLUMNS[name].unit == "B":
         return size(value)
-    if isinstance(value, bool):
-        return str(value)
     if isinstance(value, int):
         return str(value)
-    return number(value) if isinstance(value, int | float) else value or MISSING
+    if isinstance(value, float):
+        # Settings may lie close together, and all that was measured is rounded.
+        return number(value) if name in COLUMNS else f"{value:.12g}"
+    return value or MISSING
 
 
 def _cost(row: dict, name: str) -> str:

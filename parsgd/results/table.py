@@ -258,7 +258,9 @@ def _series(name: str, values: list[Any]) -> pl.Series:
     known = [v for v in values if v is not None]
     if known and all(isinstance(v, bool) for v in known):
         return pl.Series(name, values, pl.Boolean)
-    if any(isinstance(v, str | bool) for v in known) or not known:
+    words = any(isinstance(v, str | bool) for v in known) or not known
+    # No type holds what is larger and keeps it whole.
+    if words or any(isinstance(v, int) and abs(v) >= 2**63 for v in known):
         return pl.Series(name, [v if v is None else str(v) for v in values], pl.String)
     whole = all(isinstance(v, int) for v in known)
     return pl.Series(name, values, pl.Int64 if whole else pl.Float64, strict=False)
