@@ -224,3 +224,36 @@ def test_cells_read_as_on_the_terminal(browser, tmp_path):
     sent = column(browser, "Bytes to target")
     assert sorted(sent) == ["80 kB ± 0", "82 kB ± 2 kB (2 of 3)"]
     assert column(browser, "Accuracy") == ["0.9000 ± 0 (n=3)", "0.8333 ± 0.0667 (n=3)"]
+
+
+def test_small_numbers_keep_their_digits(browser, tmp_path):
+    for seed, round in enumerate((3, 4)):
+        summary = {"samples_per_second": 0.42, "train_seconds": 5, "workers": 2}
+        lines = [fake_jobs.line(0, 0.1), fake_jobs.line(round, 0.9)]
+        fake_jobs.write_job(
+            tmp_path / str(seed), lines, seed=seed, workers=2, summary=summary
+        )
+    fast = {"samples_per_second": 1234.56, "train_seconds": 5}
+    fake_jobs.write_job(tmp_path / "4", lines, workers=4, summary=fast)
+    opened(browser, report.build(tmp_path, target=0.8).page.as_uri())
+    assert column(browser, "Throughput") == ["0.42", "1,235"]
+    assert column(browser, "Rounds to target") == ["3.5 ± 0.5", "4"]
+
+
+@pytest.mark.parametrize("heading", ["Time to target", "Throughput", "mine", "word"])
+def test_missing_values_are_last_in_both_directions(browser, tmp_path, heading):
+    lines = [fake_jobs.line(0, 0.1), fake_jobs.line(3, 0.9)]
+    for workers in (1, 2, 4):
+        known = {"samples_per_second": 100.0 * workers, "train_seconds": 5}
+        lines[1]["seconds"] = float(workers)
+        own = {"mine": workers / 8, "word": "abcde"[workers]}
+        fake_jobs.write_job(
+            tmp_path / str(workers), lines, workers=workers, summary=known, **own
+        )
+    fake_jobs.write_job(tmp_path / "8", [], workers=8, status="failed")
+    opened(browser, report.build(tmp_path, target=0.8).page.as_uri())
+    for _ in range(2):
+        click_heading(browser, heading)
+        shown = column(browser, heading)
+        assert shown[-1] == "" and all(shown[:-1]), shown
+    assert shown[0] > shown[1] > shown[2]

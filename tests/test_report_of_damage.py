@@ -151,3 +151,16 @@ def test_settings_are_shown_exactly(tmp_path):
     shown = ["0.99", "0.999", "0.9995", "0.9999", "1e-30"]
     assert sorted(texts(frame, "b2")) == shown
     assert all(f"| {value} |" in results.markdown(frame) for value in shown)
+
+
+def test_a_hover_tells_a_small_throughput(tmp_path):
+    for workers, speed in ((1, 0.42), (2, 1234.5)):
+        write_job(
+            tmp_path / str(workers),
+            [line(0, 0.1), line(9, 0.9)],
+            workers=workers,
+            summary={"samples_per_second": speed},
+        )
+    (part,) = study(results.load(tmp_path), 0.8).parts
+    (trace,) = plots(part)["throughput"][1].data
+    assert list(trace.customdata) == ["0.42", "1,234"]

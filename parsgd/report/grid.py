@@ -1,5 +1,7 @@
 """The table that sorts and filters in the page, by itables, with nothing to fetch."""
 
+from typing import Any
+
 import itables
 import polars as pl
 from itables.javascript import generate_init_offline_itables_html
@@ -59,7 +61,11 @@ def grid(table: pl.DataFrame) -> str:
     extra = [name for key in ERRORS if key in shown for name in ERRORS[key]]
     names = [*dict.fromkeys([*shown, *extra])]
     frame = table.select(pl.col(name).alias(heading(name)) for name in names)
-    definitions = [{"targets": list(range(len(shown), len(names))), "visible": False}]
+    hidden = list(range(len(shown), len(names)))
+    definitions: list[dict[str, Any]] = [
+        {"targets": hidden, "visible": False},
+        {"targets": "_all", "type": itables.JavascriptCode("parsgd.missingLast($)")},
+    ]
     for i, name in enumerate(names):
         if name in FORMS:
             beside = [names.index(other) for other in ERRORS.get(name, ())]
@@ -74,6 +80,8 @@ def grid(table: pl.DataFrame) -> str:
                     ),
                 }
             )
+        elif table[name].dtype.is_numeric():
+            definitions.append({"targets": i, "className": "dt-right"})
     return itables.to_html_datatable(
         frame,
         connected=False,

@@ -116,6 +116,9 @@ const parsgd = (() => {
   const digits = (n) => new Intl.NumberFormat("en", { maximumSignificantDigits: n });
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
+  // As the terminal has it: whole where it is large.
+  const number = (value) => (Math.abs(value) < 100 ? digits(3) : whole).format(value);
+
   function bytes(value) {
     const units = ["B", "kB", "MB", "GB", "TB"];
     let i = 0;
@@ -132,7 +135,7 @@ const parsgd = (() => {
 
   // A cell of the table: the number itself to sort by, words to show and to filter.
   function cell(form, value, type, row, beside) {
-    if (type === "sort" || type === "type") return value === null ? Infinity : value;
+    if (type === "sort" || type === "type") return value;
     if (value === null) return "";
     const [sem, runs] = beside.map((i) => row[i]); // runs: n, or "1 of 2"
     const [some, all] = String(runs ?? "").split(" of ");
@@ -149,10 +152,21 @@ const parsgd = (() => {
       return bytes(value) + more + part;
     }
     if (form === "count") {
-      const more = sem == null ? "" : ` ± ${sem < 100 ? digits(3).format(sem) : whole.format(sem)}`;
-      return whole.format(value) + more + part;
+      return number(value) + (sem == null ? "" : ` ± ${number(sem)}`) + part;
     }
-    return digits(3).format(value);
+    return number(value);
+  }
+
+  // A kind of column for DataTables, whose missing values are last in both directions.
+  function missingLast($) {
+    const missing = (x) => x === null || x === "";
+    const compared = (a, b) => typeof a === "number" && typeof b === "number"
+      ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    const order = (sign) => (a, b) => missing(a) || missing(b)
+      ? missing(a) - missing(b) : sign * compared(a, b);
+    Object.assign($.fn.dataTable.ext.type.order,
+      { "parsgd-asc": order(1), "parsgd-desc": order(-1) });
+    return "parsgd";
   }
 
   function start() {
@@ -164,5 +178,5 @@ const parsgd = (() => {
     return drawAll();
   }
 
-  return { start, cell };
+  return { start, cell, missingLast };
 })();

@@ -25,7 +25,7 @@ from parsgd.report.study import (
     scaling_lines,
 )
 from parsgd.report.style import FILLS, workers_of
-from parsgd.words import MISSING
+from parsgd.words import MISSING, number
 
 LINES = 36  # on one plot; the filters thin them out
 CROWD = 16  # more lines than this are drawn thinner
@@ -147,7 +147,8 @@ def _throughput(lines: dict[str, list[Entry]]) -> go.Figure:
             line={"color": look.color, "width": 2},
             marker={"symbol": "circle" + FILLS[look.variant], "size": 8},
             meta={"keys": [key_of(e) for e in line]},  # one per point
-            hovertemplate="<b>%{y:,.0f} samples/s</b><br>%{text}<extra></extra>",
+            customdata=[number(e.row["samples_per_second"]) for e in line],
+            hovertemplate="<b>%{customdata} samples/s</b><br>%{text}<extra></extra>",
         )
     counts = sorted({workers_of(e.group) for line in lines.values() for e in line})
     figure.update_xaxes(title="workers", tickvals=counts)
