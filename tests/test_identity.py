@@ -58,7 +58,10 @@ def test_whole_numbers_are_the_same_with_a_point(tmp_path):
     frame = table(tmp_path)
     assert sorted(frame["n"]) == [1, 2] and "eta" not in frame.columns
     fake_job(tmp_path / "3", workers=2, eta=1.5, overrides=["eta=1.5"])
-    assert "eta" in table(tmp_path).columns
+    names = set(table(tmp_path)["configuration"])
+    assert names == {
+        f"local_sgd, {sizes}" for sizes in ("workers=4, eta=1", "workers=2, eta=1")
+    } | {"local_sgd, workers=2, eta=1.5"}
 
 
 def test_a_seed_that_follows_and_one_that_is_fixed_are_two_rows(tmp_path):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from parsgd.results.identity import identity, is_seed, settings
+from parsgd.results.identity import identity, is_seed, settings, whole
 from parsgd.results.reading import Job
 from parsgd.results.sizes import sizes_of
 from parsgd.results.tasks import tasks_of
@@ -93,23 +93,36 @@ def _groups_of_task(
     heads = [head_of(jobs) for jobs, _ in kept]
     configs = [config for config, _ in sets]
     keys = varying(heads, configs)
+    both = list(zip(heads, configs, strict=True))
+    columns = {
+        # A seed that follows the run's own has no value for all of its jobs.
+        key: _spelled_alike(
+            value_of(head, key) if key in config or not is_seed(key) else None
+            for head, config in both
+        )
+        for key in keys
+    }
     made = [
         Group(
             task=task,
             strategy=choice_of(head, "strategy"),
             traits=(),
-            # A seed that follows the run's own has no value for all of its jobs.
-            varied={
-                key: value_of(head, key) if key in config or not is_seed(key) else None
-                for key in keys
-            },
+            varied={key: column[i] for key, column in columns.items()},
             jobs=jobs,
             aside=aside,
             label="",
         )
-        for config, head, (jobs, aside) in zip(configs, heads, kept, strict=True)
+        for i, (head, (jobs, aside)) in enumerate(zip(heads, kept, strict=True))
     ]
     return _labelled(made)
+
+
+def _spelled_alike(values: Iterable[Any]) -> list[Any]:
+    """Whole numbers without a point, if one of the values is spelled so."""
+    values = list(values)
+    if not any(type(value) is int for value in values):
+        return values
+    return [whole(x) for x in values]
 
 
 def _labelled(groups: list[Group]) -> list[Group]:

@@ -118,7 +118,7 @@ def _settings(job: Job, path: Path | None) -> dict[str, Any]:
     flat = leaves({key: _unrepeated(value, repeats) for key, value in config.items()})
     # A config may name its own output folder, which differs for every seed.
     folder = job.folder.resolve()
-    kept = {key: _whole(x) for key, x in flat.items() if not _inside(x, folder)}
+    kept = {key: whole(x) for key, x in flat.items() if not _inside(x, folder)}
     if path is not None and PATH in kept:
         kept[PATH] = str(path)
     # Either batch may be asked for: the same run has the same two.
@@ -128,14 +128,14 @@ def _settings(job: Job, path: Path | None) -> dict[str, Any]:
     return kept
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """The value with 1 for 1.0, which is the same number."""
     if isinstance(value, list):
-        return [_whole(x) for x in value]
+        return [whole(x) for x in value]
     if isinstance(value, Mapping):
-        return {key: _whole(x) for key, x in value.items()}
-    whole = isinstance(value, float) and value.is_integer() and abs(value) < EXACT
-    return int(value) if whole else value
+        return {key: whole(x) for key, x in value.items()}
+    integral = isinstance(value, float) and value.is_integer() and abs(value) < EXACT
+    return int(value) if integral else value
 
 
 def _inside(value: Any, folder: Path) -> bool:
