@@ -168,7 +168,7 @@ def _readout(
 ) -> Arrays:
     """The model that the old workers would have evaluated, by name."""
     readout = before.phases[phase].strategy.readout
-    place = Placement("vmap", (engine.placement.own_device,), before.workers)
+    place = Placement("vmap", (_roomy(engine),), before.workers)
     fn = spmd.spmd(
         lambda state: readout(state.params, state.strategy),
         place,
@@ -179,6 +179,14 @@ def _readout(
     state = spmd.put(leaves.unpack(zeros, old), place, before.shared)
     found = jax.jit(fn)(state)
     return _by_name(engine, found)
+
+
+def _roomy(engine: Engine) -> Any:
+    """Where all workers' states have room, which an accelerator may not have."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        return engine.placement.own_device
 
 
 def _by_name(engine: Engine, params: Any) -> Arrays:
