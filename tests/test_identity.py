@@ -114,5 +114,5 @@ def test_a_run_resumed_elsewhere_is_told_apart(tmp_path):
     told = ("placement=vmap", "1 device", "2 processes", "cpu=EPYC", "4 cores")
     assert set(frame["resumed"]) == {
         None,
-        ", ".join(f"{what} until step 120" for what in told),
+        f"{' and '.join(told)} until step 120",
     }

@@ -37,9 +37,10 @@ def _resumed(job: Job) -> str | None:
         told.append(f"{old} -> {new} workers at step {step}")
     for values, step in job.summary.get("earlier_settings") or ():
         named = [OTHER.get(key, f"{key}={x}") for key, x in values.items()]
-        told += [f"{name} until step {step}" for name in named]
+        told.append(f"{' and '.join(named)} until step {step}")
     for place, step in job.summary.get("earlier_placements") or ():
-        told += [f"{_placed(key, x)} until step {step}" for key, x in place.items()]
+        named = [_placed(key, x) for key, x in place.items()]
+        told.append(f"{' and '.join(named)} until step {step}")
     return ", ".join(told) or None
 
 
