@@ -140,6 +140,30 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
     assert len(counted.train.x) + len(counted.test.x) == 30
 
 
+@pytest.mark.parametrize("classes", [("no", "yes"), ("7", "8"), ("none", "Na")])
+def test_csv_with_spaces_after_the_commas(tmp_path, classes):
+    rows = "".join(f"{i}, {i}.5, {classes[i % 2]}\n" for i in range(30))
+    file = table(tmp_path, "a, b, answer\n" + rows)
+    for label in ("answer", " answer", -1):
+        data = load_csv(file, label=label, standardize=False)
+        x, y = (
+            np.concatenate(part) for part in zip(data.train, data.test, strict=True)
+        )
+        np.testing.assert_array_equal(x[:, 1], x[:, 0] + 0.5)
+        order = sorted(classes).index(classes[1])
+        np.testing.assert_array_equal(y, (x[:, 0] % 2 == 1) == bool(order))
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_csv_of_pandas_with_the_number_of_each_row(tmp_path, name):
+    # Sorted by class, as many tables are: the number alone would tell it.
+    rows = "".join(f"{i},0.{i % 7},{'k' if i < 15 else 'l'}\n" for i in range(30))
+    with pytest.raises(UserError, match=r"column 1 .*counts the rows: .*index=False"):
+        load_csv(table(tmp_path, f"{name},a,label\n" + rows))
+    named = load_csv(table(tmp_path, "number,a,label\n" + rows))
+    assert named.train.x.shape == (24, 2)
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
@@ -169,6 +193,17 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
         ("a,b\n1,0\n2,1,3\n", {}, "as many values in each row"),
         ('a,b\n"1,0\n2,1\n', {}, "closed quotes"),
         ("a,b\n1,0\n", {"separator": ",,"}, "the one character between"),
+        (",a,b\n1,3,0\n2,4,1\n", {}, "column 1 .* counts the rows: remove it, or"),
+        ('"",a,b\n"1",3,0\n"2",4,1\n', {}, "column 1 .* no name and counts the rows"),
+        (",a,,b\n5,1,3,0\n7,2,4,1\n", {}, "column 1 .* no name: name it in the head"),
+        ("a,,b,\n1,0,0,\n2,1,1,\n", {}, "column 2 .* no name and counts the rows"),
+        ("a,b,\n1,0,\n2,1,\n", {"label": "b"}, "column 3 .* no name and no values: "),
+        ("a,b,a \n1,0,2\n2,1,2\n", {"label": "b"}, "cannot be read as a table .*a"),
+        ("a,b\n1,x\n2,nan\n3,y\n", {}, "'b' .* 1 missing, .* first in row 1 "),
+        ("a,b\n1,x\n2,?\n3, NA\n", {}, "'b' .* 2 missing, .* first in row 1 "),
+        ('a,b\n1,""\n2,N/A\n3,x\n', {}, "'b' .* 2 missing, .* first in row 0 "),
+        ("a,b\n1,0\n?,1\n", {}, "'a' .* 1 missing, NaN or infinite value, .* 1 "),
+        (f"a,b\n1,{10**20}\n2,9\n", {}, "'b' .* more than 64 bits, such as 1000000"),
         ("a,b\n1,0.5\n2,1.5\n3,2\n4,0\n5,1\n", {}, "0.5 are not whole"),
         ("a,b\n,0\n,1\n", {}, "2 missing, NaN or infinite values, "),
     ],

@@ -1,6 +1,7 @@
 """The user's own table, from a CSV file."""
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from parsgd.data.dataset import Dataset
 from parsgd.data.rows import existing_file, from_arrays, split_rows
 from parsgd.errors import UserError, first_line
 from parsgd.words import counted
+
+# As pandas has them, but for words that are classes as well ("none"; "Na", sodium).
+MISSING = ("", "?", "nan", "NaN", "NAN", "-nan", "-NaN", "na", "NA", "n/a", "N/A")
+MISSING += ("#N/A", "#NA", "<NA>", "null", "Null", "NULL")
+# As in the file, as polars makes them differ, and as pandas reads and writes them.
+UNNAMED = re.compile(r"(_duplicated_\d+)?|Unnamed: \d+")
 
 
 def load_csv(
@@ -27,7 +34,8 @@ def load_csv(
     Args:
         path: The file.
         label: Name of the label column, or its position (-1 is the last): whole numbers
-            or strings. All other columns are inputs.
+            or strings. All other columns are inputs. Spaces around names and values do
+            not count.
         separator: The character between columns.
         test_fraction: Share of the rows held out.
         split_seed: Of the permutation that chooses them.
@@ -35,7 +43,8 @@ def load_csv(
 
     Raises:
         UserError: The file, its header line or the column is missing, or a column has
-            missing, NaN or non-numeric values.
+            no name, or missing, NaN or non-numeric values. ``?``, ``nan``, ``NA``,
+            ``N/A`` and ``null`` are missing values, as labels too.
     """
     file = existing_file(path, "csv")
     # A changed file is another data set: its time is part of the cache's key.
@@ -87,14 +96,38 @@ def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
     return bool(numbers) and (len(names) < 3 or [*names] not in counted_up)
 
 
-def _as_numbers(column: Any) -> Any:
-    """Words that are numbers, as polars leaves them where one of them is ``nan``."""
+def _plain(column: Any) -> Any:
+    """Words without spaces around them, or the numbers that they are; missing as null.
+
+    Polars leaves numbers as words where one is missing or has spaces around it.
+    """
     import polars as pl
 
-    if column.dtype != pl.String or column.has_nulls():
+    if column.dtype != pl.String:
         return column
-    numbers = column.cast(pl.Float64, strict=False)
-    return column if numbers.has_nulls() else numbers
+    words = column.str.strip_chars()
+    words = words.set(words.is_in(MISSING), None)
+    for kind in (pl.Int64, pl.Float64):
+        numbers = words.cast(kind, strict=False)
+        if numbers.null_count() == words.null_count():
+            return numbers
+    return words
+
+
+def _refuse_unnamed(table: Any, file: Path) -> None:
+    """A column that was not meant: pandas writes the rows' numbers as one."""
+    for at, name in enumerate(table.columns, 1):
+        if not UNNAMED.fullmatch(name):
+            continue
+        values, rows = table[name].to_list(), range(len(table) + 1)
+        what, do = "has no name", "name it in the header line, or remove it"
+        if values in ([*rows[:-1]], [*rows[1:]]):
+            what = f"{what} and counts the rows"
+            do = "remove it, or write the file without it: in pandas with index=False"
+        elif table[name].is_null().all():
+            what = f"{what} and no values"
+            do = f"remove the separator at the {'start' if at == 1 else 'end'} of lines"
+        raise UserError(f"csv: column {at} of {file} {what}: {do}.")
 
 
 def _table(
@@ -106,6 +139,7 @@ def _table(
     try:
         # Types from the whole file: a late word must not become a null.
         table = pl.read_csv(file, separator=separator, infer_schema_length=None)
+        table = table.rename({name: name.strip() for name in table.columns})
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
         raise UserError(
             f"csv: {file} cannot be read as a table ({first_line(error)}): it needs a "
@@ -125,6 +159,7 @@ def _table(
                 f"position from {-len(names)} to {len(names) - 1}."
             )
         label = names[label]
+    label = label.strip()
     inputs = [name for name in names if name != label]
     if _looks_like_data(names, inputs):
         raise UserError(
@@ -132,6 +167,7 @@ def _table(
             "and as a header line it would be no example: add one above it that names "
             "the columns, or, if these are names, write them in words."
         )
+    _refuse_unnamed(table, file)
     if label not in names:
         raise UserError(
             f"csv: {file} has no column {label!r}; it has {', '.join(names)}: "
@@ -142,28 +178,38 @@ def _table(
             f"csv: {file} has the one column {label!r} when separated by "
             f"{separator!r}: set separator, or add columns to learn from."
         )
-    for name in names:
-        column = _as_numbers(table[name])
-        bad = column.is_null()
-        if column.dtype.is_float():
-            bad = bad | ~column.is_finite().fill_null(True)
-        if bad.any():
-            raise UserError(
-                f"csv: column {name!r} of {file} has "
-                f"{counted(int(bad.sum()), 'missing, NaN or infinite value')}, the "
-                f"first in row {bad.arg_max()} (of the data, from 0): fill them or "
-                "remove those rows."
-            )
-        if name != label and not (
-            column.dtype.is_numeric() or column.dtype == pl.Boolean
-        ):
-            words = column.cast(pl.String)
-            word = words.filter(words.cast(pl.Float64, strict=False).is_null())[0]
-            raise UserError(
-                f"csv: column {name!r} of {file} is not numeric, for example {word!r}: "
-                "encode it as numbers or remove it."
-            )
-    y = table[label].to_numpy()
-    if table[label].dtype == pl.String:
+    plain = {name: _plain(table[name]) for name in names}
+    for name, column in plain.items():
+        _check(column, file, label=name == label)
+    y = plain.pop(label).to_numpy()
+    if table[label].dtype == pl.String and y.dtype.kind == "O":
         y = y.astype(np.str_)
-    return table.drop(label).cast(pl.Float64).to_numpy(), y
+    return pl.DataFrame(plain).cast(pl.Float64).to_numpy(), y
+
+
+def _check(column: Any, file: Path, *, label: bool) -> None:
+    """Refuse values that are missing, or that are no numbers in a column of inputs."""
+    import polars as pl
+
+    what = f"csv: column {column.name!r} of {file}"
+    if not (label or column.dtype.is_numeric() or column.dtype == pl.Boolean):
+        words = column.cast(pl.String).drop_nulls()
+        word = words.filter(words.cast(pl.Float64, strict=False).is_null())[0]
+        raise UserError(
+            f"{what} is not numeric, for example {word!r}: encode it as numbers or "
+            "remove it."
+        )
+    bad = column.is_null()
+    if column.dtype.is_float():
+        bad = bad | ~column.is_finite().fill_null(True)
+    if bad.any():
+        raise UserError(
+            f"{what} has {counted(int(bad.sum()), 'missing, NaN or infinite value')}, "
+            f"the first in row {bad.arg_max()} (of the data, from 0): fill them or "
+            "remove those rows."
+        )
+    if label and column.dtype in (pl.Int128, pl.UInt128):
+        raise UserError(
+            f"{what} has labels of more than 64 bits, such as {column.max()}: number "
+            "the classes, or write them as words."
+        )
