@@ -80,6 +80,8 @@ def test_scikit_learn_sets_are_split_by_a_stated_seed(load, examples, held_out):
     assert load() is data
     with pytest.raises(UserError, match="test_fraction=0"):
         load(test_fraction=0)
+    with pytest.raises(UserError, match="test_fraction=nan"):
+        load(test_fraction=float("nan"))
 
 
 def test_digits_stay_bytes_and_are_prepared_on_the_device():
@@ -134,6 +136,7 @@ def test_synthetic_teacher_uses_every_class_and_noise_only_in_training():
         ({"classes": 1}, "classes=1"),
         ({"kind": "moons"}, "'clusters' or 'teacher'"),
         ({"label_noise": 1.5}, "label_noise=1.5"),
+        ({"data_seed": -1}, "data_seed=-1: give a whole number, 0 or more"),
     ],
 )
 def test_synthetic_refuses_values_out_of_range(arguments, message):

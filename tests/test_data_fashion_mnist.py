@@ -85,7 +85,9 @@ def test_fashion_mnist_damaged_files_are_named(nowhere):
     file = folder / "t10k-labels-idx1-ubyte.gz"
     whole = file.read_bytes()
     garbled = whole[:10] + b"\xff" * 8 + whole[18:]  # the header is as it was
-    for damage in (whole[:-9], gzip.compress(gzip.decompress(whole)[:-1]), garbled):
+    content = gzip.decompress(whole)
+    cut = [gzip.compress(content[:length]) for length in (-1, 6, 0)]
+    for damage in (whole[:-9], *cut, garbled):
         file.write_bytes(damage)
         with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte\.gz"):
             load_fashion_mnist()

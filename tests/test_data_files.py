@@ -76,6 +76,16 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({"x": np.ones((4, 2)), "y": np.int64(3)}, {}, "'y' of .* is one number"),
         ({"x": np.ones((4, 2)), "y": [1, 2, 3, np.inf]}, {}, "NaN or infinite"),
         (
+            {"x": np.array([[1, 1e300 * i] for i in range(4)]), "y": [0, 1] * 2},
+            {},
+            r"column 1 \(of the inputs, from 0\) .* values up to [23]e.300: correct",
+        ),
+        (
+            {"x": 1e-200 * np.arange(16.0).reshape(4, 2, 2, 1), "y": [0, 1] * 2},
+            {},
+            "the inputs cannot be standardised, with values up to 1.*e-199",
+        ),
+        (
             {"x": np.ones((4, 2)), "y": np.arange(4)},
             {"split_seed": -1},
             "split_seed=-1",

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import math
 import os
 import zlib
 from pathlib import Path
@@ -151,8 +152,9 @@ def _idx(folder: Path, name: str) -> np.ndarray:
         ) from error
     rank = 3 if "idx3" in name else 1
     header = 4 + 4 * rank
-    shape = tuple(np.frombuffer(raw[4:header], ">u4").tolist())
-    if raw[:4] != bytes([0, 0, 8, rank]) or len(raw) != header + np.prod(shape):
+    whole = len(raw) >= header and raw[:4] == bytes([0, 0, 8, rank])
+    shape = np.frombuffer(raw[4:header], ">u4").tolist() if whole else []
+    if not whole or len(raw) != header + math.prod(shape):
         raise UserError(
             f"fashion_mnist: {path} is not a complete IDX file of rank {rank}: remove "
             f"it and get it again. {_three_ways()}"

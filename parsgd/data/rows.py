@@ -32,7 +32,8 @@ def from_arrays(
         standardize: False leaves the values as they are (as ``float32``).
 
     Raises:
-        UserError: As `parsgd.data.validate`, or if the labels cannot be class ids.
+        UserError: As `parsgd.data.validate`, or if the labels cannot be class ids, or
+            inputs are too large or too small to be standardised.
     """
     values, (y_train, y_test) = _class_ids(name, train[1], test[1])
     x_train, x_test = train[0], test[0]
@@ -49,13 +50,15 @@ def from_arrays(
         if standardize and len(x_train):
             # In float64: float32 would lose the low digits of dates and the like.
             axis = 0 if x_train.ndim == 2 else None
-            mean = x_train.mean(axis=axis, dtype=np.float64)
-            std = x_train.std(axis=axis, dtype=np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = x_train.mean(axis=axis, dtype=np.float64)
+                std = x_train.std(axis=axis, dtype=np.float64)
             # A constant column carries nothing: it becomes 0, not 0 / 0, nor what
             # rounding its mean leaves.
             least, most = x_train.min(axis=axis), x_train.max(axis=axis)
             mean = np.where(least == most, least, mean)
             std = np.where(least == most, 1.0, std)
+            _check_spread(name, std, np.maximum(np.abs(least), np.abs(most)))
             x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     return shared(
@@ -67,6 +70,19 @@ def from_arrays(
             prepare=prepare,
         )
     )
+
+
+def _check_spread(name: str, std: np.ndarray, largest: np.ndarray) -> None:
+    """Refuse values whose squares no float64 holds: scaled, all would be 0 or NaN."""
+    bad = ~(np.isfinite(std) & (std > 0))
+    if bad.any():
+        first = int(bad.argmax())
+        where = f"column {first} (of the inputs, from 0)" if bad.ndim else "the inputs"
+        raise UserError(
+            f"{name}: {where} cannot be standardised, with values up to "
+            f"{np.ravel(largest)[first]:g}: correct them if they stand for something "
+            "missing, or give them in another unit."
+        )
 
 
 def existing_file(path: str | Path, source: str) -> Path:
@@ -106,13 +122,14 @@ def split_rows(
             "example needs exactly one of each."
         )
     check_whole("split_seed", seed, 0)
-    held_out = round(len(x) * test_fraction)
-    if not 0 < test_fraction < 1 or not 0 < held_out < len(x):
+    within = 0 < test_fraction < 1
+    if not within or not 0 < round(len(x) * test_fraction) < len(x):
         raise UserError(
             f"{name}: test_fraction={test_fraction} of {counted(len(x), 'example')} "
             "leaves one of the two splits empty: choose a value between 0 and 1, for "
             "example 0.2."
         )
+    held_out = round(len(x) * test_fraction)
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[held_out:], order[:held_out]
     return (x[train], y[train]), (x[test], y[test])

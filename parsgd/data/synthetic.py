@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from parsgd.data.dataset import Dataset, Split, as_floats, shared
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_whole
 
 
 @functools.lru_cache(maxsize=4)
@@ -55,6 +55,7 @@ def make_synthetic(
         raise UserError(f"synthetic: classes={classes}: it must be at least 2.")
     if kind not in ("clusters", "teacher"):
         raise UserError(f"synthetic: kind={kind!r}: choose 'clusters' or 'teacher'.")
+    check_whole("data_seed", data_seed, 0)
     if separation < 0 or not 0 <= label_noise <= 1:
         raise UserError(
             f"synthetic: separation={separation} must be 0 or more, and "
