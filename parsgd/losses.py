@@ -8,7 +8,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """``[b]`` from logits ``[b, ..., classes]`` and labels ``[b, ...]``."""
     log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
     # A product with one-hot rows: the gradient of a gather is a scatter, slow on CPU.
-    hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
+    ids = labels.astype(jnp.int32)  # it compares in their type, where 256 may be 0
+    hot = jax.nn.one_hot(ids, logits.shape[-1], dtype=jnp.float32)
     return per_example(-jnp.sum(log_p * hot, axis=-1))
 
 

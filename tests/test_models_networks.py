@@ -184,6 +184,14 @@ def test_gpt_is_causal_and_uses_positions():
     assert not np.allclose(same[3], same[4])
 
 
+def test_gpt_reads_bytes_as_it_reads_other_whole_numbers():
+    net = GPT(width=16, layers=1, heads=2, classes=300)
+    tokens = jnp.array([[3, 255, 44, 0]], jnp.uint8)
+    variables = drawn(net, tokens)
+    same = net.apply(variables, tokens.astype(jnp.int32))
+    np.testing.assert_array_equal(net.apply(variables, tokens), same)
+
+
 def test_gpt_attention_equals_one_query_at_a_time():
     from parsgd.models.gpt import _attention
 

@@ -13,6 +13,7 @@ from flax import linen as nn
 from parsgd import tasks
 from parsgd.data.dataset import Dataset, Split, as_floats
 from parsgd.errors import UserError
+from parsgd.losses import cross_entropy
 from parsgd.models import MLP, LogisticRegression
 from parsgd.tasks import Batch
 
@@ -56,6 +57,13 @@ def test_loss_and_metrics_equal_numpy():
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4, atol=1e-6)
     hits = (data.train.x @ w["kernel"] + w["bias"]).argmax(1) == data.train.y
     np.testing.assert_array_equal(metrics["accuracy"], hits.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.uint32])
+def test_cross_entropy_of_labels_in_any_whole_type(kind):
+    labels = jnp.array([3, 100], kind)
+    found = cross_entropy(jnp.zeros((2, 300)), labels)
+    np.testing.assert_allclose(found, np.log(300), rtol=1e-5)
 
 
 def test_A4_weights_give_the_mean_over_the_real_examples():

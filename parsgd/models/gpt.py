@@ -73,7 +73,8 @@ class GPT(Classifier, kw_only=True):
         table = self.param("tokens", small, (self.classes, self.width))
         positions = self.param("positions", small, (1, tokens.shape[1], self.width))
         # As a product: the gradient of a lookup is a scatter, slow on CPU in a scan.
-        x = jax.nn.one_hot(tokens, self.classes, dtype=table.dtype) @ table + positions
+        ids = tokens.astype(jnp.int32)  # bytes would be compared as such: 256 as 0
+        x = jax.nn.one_hot(ids, self.classes, dtype=table.dtype) @ table + positions
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for _ in range(self.layers):
             y = nn.Dense(3 * self.width, kernel_init=small)(nn.LayerNorm()(x))
