@@ -145,6 +145,62 @@ def test_nnx_module_with_several_streams_draws_from_each():
     assert state == {} and not np.array_equal(a, b)
 
 
+def test_nnx_arrays_that_are_plain_attributes_are_state():
+    class Scaled(nnx.Module):
+        def __init__(self, rngs):
+            self.out = nnx.Linear(64, 3, rngs=rngs)
+            self.scale = jnp.arange(64.0)[None]
+            self.shifts = nnx.List([jnp.ones((1, 64))])
+            self.kept = nnx.data((jnp.zeros((1, 3)),))
+
+        def __call__(self, x):
+            self.shifts[0] = self.shifts[0] + 1.0
+            x = x.reshape(len(x), -1) * self.scale + self.shifts[0]
+            return self.out(x) + self.kept[0]
+
+    model = as_model(Scaled)
+    params, state = model.init(KEY, X)
+    assert params.keys() == {"out"} and state.keys() == {"scale", "shifts", "kept"}
+    abstract = jax.eval_shape(model.init, KEY, X)
+    assert jax.tree.structure(abstract) == jax.tree.structure((params, state))
+    run = jax.jit(functools.partial(model.apply, key=KEY, train=True))
+    for steps in (2.0, 3.0):
+        logits, state = run(params, state, X)
+        x = X.reshape(6, -1) * jnp.arange(64.0)[None] + steps
+        kernel, bias = params["out"]["kernel"], params["out"]["bias"]
+        np.testing.assert_allclose(
+            logits, x @ kernel + bias[None], rtol=1e-3, atol=1e-3
+        )
+        assert (state["shifts"][0] == steps).all()
+
+
+def test_nnx_streams_that_are_split_for_layers_in_a_scan():
+    class Layer(nnx.Module):
+        def __init__(self, rngs):
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(x), None
+
+    class Deep(nnx.Module):
+        def __init__(self, rngs):
+            several = nnx.vmap(Layer, in_axes=(nnx.StateAxes({...: 0}),))
+            self.layers = nnx.split_rngs(splits=3)(several)(rngs)
+            self.out = nnx.Linear(64, 3, rngs=rngs)
+
+        def __call__(self, x):
+            step = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0))
+            return step(jnp.ones((x.shape[0], 64)), self.layers)[0]
+
+    model = as_model(Deep)
+    params, state = model.init(KEY, X)
+    kept, _ = model.apply(params, state, X, key=KEY, train=True)
+    other, _ = model.apply(params, state, X, key=jax.random.key(7), train=True)
+    # Were the masks of the three layers equal, half would be left, not an eighth.
+    share = float((kept != 0).mean())
+    assert 0.05 < share < 0.25 and not np.array_equal(kept, other)
+
+
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 def test_what_an_nnx_module_sows_is_no_state():
     class Watched(nnx.Module):
@@ -160,6 +216,23 @@ def test_what_an_nnx_module_sows_is_no_state():
     params, state = model.init(KEY, X)
     _, after = model.apply(params, state, X, key=KEY, train=True)
     assert state == after == {} and params.keys() == {"out"}
+
+
+def test_batch_norm_named_by_its_own_keyword_trains():
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x, use_running_average=True):
+            return nn.BatchNorm(use_running_average=use_running_average)(x)
+
+    model = as_model(Normed())
+    params, state = model.init(KEY, X)
+    _, same = model.apply(params, state, X, key=None, train=False)
+    _, moved = model.apply(params, state, X, key=KEY, train=True)
+    before, after = (
+        tree["batch_stats"]["BatchNorm_0"]["mean"] for tree in (state, moved)
+    )
+    np.testing.assert_array_equal(same["batch_stats"]["BatchNorm_0"]["mean"], before)
+    np.testing.assert_allclose(after, 0.01 * X.mean(axis=(0, 1, 2)), rtol=1e-4)
 
 
 def test_linen_module_with_its_own_stream_and_collection():

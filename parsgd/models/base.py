@@ -41,12 +41,13 @@ def as_model(module: Any) -> Model:
 
             - a flax **linen** module, as an instance: ``Net(features=32)``. Every
               collection other than ``params`` is model state. A keyword ``train``,
-              ``training``, ``is_training`` or ``deterministic`` of its ``__call__`` is
-              set by the mode.
+              ``training``, ``is_training``, ``deterministic`` or
+              ``use_running_average`` of its ``__call__`` is set by the mode.
             - a flax **nnx** class, or any callable that takes ``nnx.Rngs`` and returns
               a module: ``Net``, ``lambda rngs: Net(32, rngs=rngs)``, or
               ``functools.partial(Net, 32)``. ``nnx.Param`` variables are the
-              parameters; every other variable but the random streams is model state.
+              parameters; every other variable but the random streams, and every
+              array that is a plain attribute, is model state.
               ``train()`` and ``eval()`` set the mode.
             - a **pair** ``(init, apply)`` of pure functions without model state:
               ``init(key, x) -> params`` and ``apply(params, x) -> logits``, where
@@ -105,6 +106,7 @@ def mode_keywords(call: Callable[..., Any], *, train: bool) -> dict[str, Any]:
         "training": train,
         "is_training": train,
         "deterministic": not train,
+        "use_running_average": not train,
     }
     return {name: value for name, value in modes.items() if name in names}
 

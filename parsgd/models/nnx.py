@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 
 from parsgd.errors import UserError
 from parsgd.models.base import Model, mode_keywords
@@ -41,6 +42,7 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
                 f"model: {factory!r} returned {type(module).__name__}, not a flax nnx "
                 "module: pass a callable from nnx.Rngs to a module."
             )
+        _declare_arrays(module)
         return nnx.split(module, *KINDS)
 
     @functools.cache
@@ -80,6 +82,21 @@ def _names_rngs(factory: Callable[..., Any]) -> bool:
     return "rngs" in inspect.signature(build).parameters
 
 
+def _declare_arrays(module: nnx.Module) -> None:
+    """Have arrays that are plain attributes be state in a trace, as they are outside.
+
+    Of a traced array flax does not always see that it is one, and keeps it as a
+    constant of the module's structure, which outlives the trace.
+    """
+    for _, node in nnx.iter_graph(module):
+        if not isinstance(node, nnx.Pytree):
+            continue
+        for name, value in [*vars(node).items()]:
+            leaves = jax.tree.leaves(value)
+            if any(isinstance(leaf, Tracer) for leaf in leaves):
+                setattr(node, name, nnx.data(value))
+
+
 def _key_dtype():
     return jax.eval_shape(lambda: jax.random.key(0)).dtype
 
@@ -94,10 +111,12 @@ def _filled(slots: nnx.State, arrays: dict) -> nnx.State:
 def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
     """Every stream with a key of its own, drawn from ``key``, and a count of zero."""
     leaves, structure = jax.tree.flatten(streams)
-    fresh = [
-        jax.random.fold_in(key, i)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros(leaf.shape, leaf.dtype)
-        for i, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, fresh)
+
+    def fresh(i, leaf):
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        own = jax.random.fold_in(key, i)
+        # Several where nnx.split_rngs has split a stream, as for layers in a scan.
+        return jax.random.split(own, leaf.shape) if leaf.shape else own
+
+    return jax.tree.unflatten(structure, [fresh(*pair) for pair in enumerate(leaves)])
