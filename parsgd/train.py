@@ -18,7 +18,7 @@ from parsgd.data.shards import Shards
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
-from parsgd.training.checks import check_run, check_target, refuse_done, refuse_reached
+from parsgd.training.checks import check_metrics, check_run, refuse_done, refuse_reached
 from parsgd.training.earlier import earlier, place_of
 from parsgd.training.engine import Engine
 from parsgd.training.loop import (
@@ -196,7 +196,7 @@ def fit(
                 devices=devices,
                 micro_batches=micro_batches,
             )
-            check_target(task, engine.worker.spec, target_accuracy)
+            check_metrics(task, engine.worker.spec, target_accuracy)
             key = jax.random.key(seed)
             resumed = keeper.restore(engine, key)
             meta = resumed.meta if resumed else None

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from resumes import assert_same_state, fit, share_engines, stored
-from tiny import FEATURES, tiny
+from tiny import CLASSES, FEATURES, tiny
 
 import parsgd
 from parsgd import UserError
@@ -122,3 +123,56 @@ def test_A2_one_row_on_all_workers_is_one_worker(name):
         (one.readout, one.model_state),
         (four.readout, four.model_state),
     )
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (
+            lambda model: {"sown": (model["sown"][0], 1.0 + model["sown"][0])},
+            r"\['sown'\]\[1\] is nothing before and float32\[\] after",
+        ),
+        (lambda model: {}, r"\['sown'\]\[0\] is float32\[\] before and nothing after"),
+        (
+            lambda model: {"sown": (model["sown"][0].astype(jnp.int32),)},
+            r"is float32\[\] before and int32\[\] after",
+        ),
+        (lambda model: {"sown": [*model["sown"]]}, "structure of the model's state"),
+    ],
+)
+def test_a_model_must_keep_the_structure_of_its_state(after, message):
+    task = keeping({"sown": (jnp.float32(0),)}, lambda model, batch: after(model))
+    with pytest.raises(UserError, match=message):
+        parsgd.fit(task, parsgd.sync_sgd(SGD), worker_batch=4, rounds=1)
+
+
+def test_state_of_a_narrower_type_is_stored_in_its_own():
+    halved = lambda model: jnp.asarray(0.5 * model["last"], jnp.bfloat16)
+    start = {"last": jnp.float32(1)}
+    task = keeping(start, lambda model, batch: {"last": halved(model)})
+    run = parsgd.fit(task, parsgd.sync_sgd(SGD), worker_batch=4, rounds=2)
+    assert run.model_state["last"] == 0.25
+
+
+def test_a_loss_returns_a_pair():
+    task = tiny()
+    alone = task._replace(loss=lambda *args: task.loss(*args)[0])
+    with pytest.raises(UserError, match=r"must return \(loss, model_state\), but .* a"):
+        parsgd.fit(alone, parsgd.sync_sgd(SGD), worker_batch=4, rounds=1)
+
+
+def test_what_a_linen_module_sows_must_be_among_the_intermediates():
+    class Sowing(nn.Module):
+        place: str
+
+        @nn.compact
+        def __call__(self, x):
+            self.sow(self.place, "h", jnp.sum(x))
+            return nn.Dense(CLASSES)(x)
+
+    run = {"worker_batch": 4, "rounds": 1}
+    task = parsgd.classification(tiny().data, Sowing("intermediates"))
+    parsgd.fit(task, parsgd.sync_sgd(SGD), **run)
+    task = parsgd.classification(tiny().data, Sowing("losses"))
+    with pytest.raises(UserError, match=r"'losses'\]\['h'\]\[1\] is nothing before"):
+        parsgd.fit(task, parsgd.sync_sgd(SGD), **run)

@@ -150,6 +150,27 @@ def test_a_target_that_nothing_measures_is_refused_before_anything_compiles():
 
 
 @pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda m: {"accuracy": m["accuracy"]}, "are accuracy, without a loss: return"),
+        (lambda m: {}, "metrics of tiny are none, without a loss"),
+        (lambda m: m["loss"], "metrics of tiny are .*: return a dict with a loss"),
+        (
+            lambda m: m | {"loss": jnp.mean(m["loss"])},
+            r"metric loss .* shape \(\) for 2",
+        ),
+        (lambda m: m | {"top5": jnp.ones((2, 5))}, r"metric top5 .* shape \(2, 5\)"),
+    ],
+)
+def test_metrics_that_cannot_be_averaged_are_refused(changed, message):
+    task = tiny()
+    odd = task._replace(metrics=lambda *args: changed(task.metrics(*args)))
+    strategy = parsgd.sync_sgd(optax.sgd(0.1))
+    with pytest.raises(UserError, match=message):
+        parsgd.fit(odd, strategy, worker_batch=4, rounds=2)
+
+
+@pytest.mark.parametrize(
     ("method", "warned"),
     [
         (parsgd.local_sgd(optax.sgd(0.1)), True),

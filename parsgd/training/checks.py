@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from parsgd.core import Phase, TrainState, no_sync
+from parsgd.core import Phase, State, TrainState, no_sync
 from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, stage
 from parsgd.flat import OTHER
 from parsgd.tasks import Batch, Task
 from parsgd.training.plan import Plan
+from parsgd.words import counted
 
 
 def check_run(
@@ -63,8 +65,8 @@ def check_local_steps(plan: Plan, schedule: Sequence[Phase]) -> None:
         )
 
 
-def check_target(task: Task, spec: TrainState, target_accuracy: float | None) -> None:
-    """Refuse a target that no evaluation could reach, for nothing measures it.
+def check_metrics(task: Task, spec: TrainState, target_accuracy: float | None) -> None:
+    """Refuse metrics that cannot be averaged, and a target that none of them measures.
 
     Args:
         task: Whose metrics are traced.
@@ -72,18 +74,75 @@ def check_target(task: Task, spec: TrainState, target_accuracy: float | None) ->
         target_accuracy: Or None.
 
     Raises:
-        UserError: The task has no accuracy.
+        UserError: There is no loss, a metric is not one number for each example, or
+            there is a target and no accuracy.
     """
-    if target_accuracy is None:
-        return
-    one: Any = [rows[:1] for rows in task.data.test]
+    some: Any = [rows[:2] for rows in task.data.test]
     with stage("evaluation"):
-        found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*one))
-    if "accuracy" not in found:
+        found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*some))
+    if not isinstance(found, Mapping) or "loss" not in found:
+        what = type(found).__name__
+        if isinstance(found, Mapping):
+            what = f"{', '.join(map(str, found)) or 'none'}, without a loss"
+        raise UserError(
+            f"the metrics of {task.name} are {what}: return a dict with a loss, one "
+            "number for each example of the batch, and an accuracy where there is one"
+        )
+    rows = len(some[0])
+    for name, values in found.items():
+        if values.shape != (rows,):
+            raise UserError(
+                f"the metric {name} of {task.name} is of shape {values.shape} for "
+                f"{counted(rows, 'example')}: return one number for each, [b]; an "
+                "evaluation averages them"
+            )
+    if target_accuracy is not None and "accuracy" not in found:
         raise UserError(
             f"target_accuracy={target_accuracy}: the metrics of {task.name} are "
             f"{', '.join(found)}, without an accuracy, so that the run would never "
             "stop at it: leave it out"
+        )
+
+
+def check_model_state(before: State, returned: Any) -> None:
+    """Refuse a loss that does not return the model's state as it got it.
+
+    Args:
+        before: Abstract state before a step.
+        returned: What the loss returns, abstract.
+
+    Raises:
+        UserError: Names what differs.
+    """
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(
+            "the task's loss must return (loss, model_state), but returns a "
+            f"{type(returned).__name__}"
+        )
+    after = returned[1]
+    old, new = (dict(jax.tree.leaves_with_path(tree)) for tree in (before, after))
+    for path in [*old, *new]:
+        a, b = old.get(path), new.get(path)
+        if a is not None and b is not None and a.shape == b.shape:
+            # A round stores floating-point values in the type that the state has.
+            narrow = jnp.issubdtype(b.dtype, jnp.floating)
+            kind = jnp.promote_types(a.dtype, b.dtype) if narrow else b.dtype
+            if kind == a.dtype:
+                continue
+        was, now = (
+            "nothing" if x is None else f"{x.dtype}{[*x.shape]}" for x in (a, b)
+        )
+        raise UserError(
+            f"the model's state changes in a step: {jax.tree_util.keystr(path)} is "
+            f"{was} before and {now} after. Keep what init makes; what is only to be "
+            "looked at belongs among the intermediates (flax linen) or into "
+            "nnx.Intermediate"
+        )
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise UserError(
+            "the structure of the model's state changes in a step from "
+            f"{jax.tree.structure(before)} to {jax.tree.structure(after)}: keep what "
+            "init makes"
         )
 
 

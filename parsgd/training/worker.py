@@ -16,6 +16,7 @@ from parsgd.gradient import BatchUnion
 from parsgd.lanes import shared_outputs
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
+from parsgd.training.checks import check_model_state
 from parsgd.training.union import union_of
 
 
@@ -38,7 +39,8 @@ class Worker:
         observed: Whether it calls the host, as to print: each round is then run once.
 
     Raises:
-        UserError: A strategy that changes shapes or types; parameters with no gradient.
+        UserError: A strategy or a model that changes shapes or types; parameters with
+            no gradient.
     """
 
     def __init__(
@@ -226,7 +228,10 @@ class Worker:
         key = jax.eval_shape(lambda: jax.random.key(0))
         args = (self.spec.params, self.spec.model, self._batch_spec(), key)
         axes = [(DEVICES, self.workers)]
-        self._look_for_calls(jax.make_jaxpr(self.task.loss, axis_env=axes)(*args))
+        traced = jax.make_jaxpr(self.task.loss, axis_env=axes, return_shape=True)
+        program, returned = traced(*args)
+        check_model_state(self.spec.model, returned)
+        self._look_for_calls(program)
 
     def _after(self, strategy: Any, shared: TrainState) -> TrainState:
         """What workers share after a round that starts with ``shared``."""
