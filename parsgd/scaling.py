@@ -27,6 +27,7 @@ of each worker) is ``base * factor(t) * schedule(t)``:
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -248,7 +249,8 @@ def step_decay(*, boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
     """Relative rate 1, times ``factor`` at each of the boundaries.
 
     Args:
-        boundaries: Optimizer steps of each worker, at least 1.
+        boundaries: Optimizer steps of each worker, at least 1; at one that is there
+            twice, as parts of a short run may be, the rate falls twice.
         factor: In (0, 1]; 0.1 is the usual step on image tasks.
 
     Example:
@@ -260,4 +262,6 @@ def step_decay(*, boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
         raise UserError(f"schedule.factor={factor}: must be in (0, 1]")
     if any(step < 1 for step in boundaries):
         raise UserError(f"schedule.boundaries={[*boundaries]}: must be 1 or more")
-    return optax.piecewise_constant_schedule(1.0, {int(b): factor for b in boundaries})
+    times = Counter(map(int, boundaries))
+    falls = {step: factor**count for step, count in times.items()}
+    return optax.piecewise_constant_schedule(1.0, falls)

@@ -104,6 +104,11 @@ def test_schedule_reaches_the_optimizer_step_by_step():
     assert steps == [1.0, 2.5, 4.0, 4.0]
 
 
+def test_step_decay_falls_twice_at_a_boundary_that_is_there_twice():
+    decay = scaling.step_decay(boundaries=[10, 20, 10], factor=0.5)
+    assert [float(decay(step)) for step in (9, 11, 21)] == [1, 0.25, 0.125]
+
+
 def test_step_decay_checks_its_arguments():
     for wrong in ({"boundaries": [0]}, {"boundaries": [5], "factor": 0.0}):
         with pytest.raises(UserError):
