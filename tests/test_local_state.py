@@ -53,6 +53,29 @@ def test_a_reset_draws_no_noise_twice():
     assert not np.allclose(two - one, three - two, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "conditional", [optax.conditionally_mask, optax.conditionally_transform]
+)
+def test_a_reset_leaves_the_count_of_a_condition(conditional):
+    """The first two steps act, and none of later rounds."""
+    optimizer = conditional(optax.adam(0.1), lambda step: step < 2)
+    _, state = rounds(optimizer, 3)
+    assert int(state.step[0]) == 9 and int(state.inner_state[0].count[0]) == 0
+    apart = [rounds(optimizer, count)[0]["w"][0] for count in (1, 3)]
+    if conditional is optax.conditionally_mask:  # else a gradient passes as it is
+        np.testing.assert_array_equal(*apart)
+
+
+def test_a_reset_leaves_the_schedules_of_schedule_free_and_ademamix():
+    rate = optax.linear_schedule(0.0, 0.1, 100)
+    _, state = rounds(optax.contrib.schedule_free_adamw(rate), 2)
+    assert (int(state.step_count[0]), float(state.weight_sum[0])) == (1 + 6, 0)
+    assert int(state.base_optimizer_state[0].count[0]) == 0
+    _, (state, *_) = rounds(optax.contrib.ademamix(0.1, alpha=rate), 2)
+    assert (int(state.count_m2[0]), int(state.count[0])) == (6, 0)
+    assert not np.asarray(state.m2["w"]).any()
+
+
 @pytest.mark.parametrize("policy", ["keep", "reset"])
 def test_before_its_switch_post_local_sgd_has_momentum(policy):
     """And is synchronous SGD, whatever becomes of it later."""

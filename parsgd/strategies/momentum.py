@@ -5,12 +5,25 @@ from typing import Any
 
 import jax
 import optax
+import optax.contrib
 
 from parsgd import comm
 from parsgd.core import Params
 
 POLICIES = ("keep", "average", "reset")
-INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+# States that go on, but for what they hold of another optimizer.
+WITHIN = {
+    optax.InjectHyperparamsState: "inner_state",
+    optax.InjectStatefulHyperparamsState: "inner_state",
+    optax.MultiStepsState: "inner_opt_state",
+    optax.ConditionallyMaskState: "inner_state",
+    optax.ConditionallyTransformState: "inner_state",
+}
+# States that start anew, but for the count that their schedules read.
+COUNTED = {
+    optax.contrib.ScheduleFreeState: "step_count",
+    optax.contrib.ScaleByAdemamixState: "count_m2",
+}
 
 
 def check_policy(policy: str) -> None:
@@ -32,8 +45,10 @@ def synchronise(
     Args:
         policy: ``"keep"``: each worker keeps its own. ``"average"``: floating-point
             leaves become their mean over workers, counts stay. ``"reset"``: as newly
-            initialised, but step counts of schedules go on, and so do gradients that
-            `optax.MultiSteps` has gathered.
+            initialised, but step counts of schedules and conditions go on, and so do
+            gradients that `optax.MultiSteps` has gathered. It is not for optimizers
+            that estimate their own rate, such as `optax.contrib.prodigy`: they would
+            begin with the smallest one in every round.
         optimizer: The local optimizer.
         state: Its state at the end of the round.
         params: The parameters that the next round starts from.
@@ -60,15 +75,18 @@ def _reset(old: Any, new: Any) -> Any:
     """``new``, but with the step counts and values of schedules from ``old``."""
     if isinstance(old, _scheduled()):
         return old
-    if isinstance(old, INJECTED):
-        return old._replace(inner_state=_reset(old.inner_state, new.inner_state))
-    if isinstance(old, optax.MultiStepsState):
-        inner = _reset(old.inner_opt_state, new.inner_opt_state)
-        return old._replace(inner_opt_state=inner)
-    known = (*_scheduled(), *INJECTED, optax.MultiStepsState)
-    return jax.tree.map(
+    for kind, field in WITHIN.items():
+        if isinstance(old, kind):
+            inner = _reset(getattr(old, field), getattr(new, field))
+            return old._replace(**{field: inner})
+    known = (*_scheduled(), *WITHIN, *COUNTED)
+    fresh = jax.tree.map(
         lambda a, b: _reset(a, b) if isinstance(a, known) else b,
         old,
         new,
-        is_leaf=lambda node: isinstance(node, known),
+        is_leaf=lambda node: node is not old and isinstance(node, known),
     )
+    for kind, count in COUNTED.items():
+        if isinstance(old, kind):
+            return fresh._replace(**{count: getattr(old, count)})
+    return fresh
