@@ -2,10 +2,11 @@
 
 import optax
 import pytest
-from composed import build
+from composed import build, compose
 from tiny import tiny
 
 import parsgd
+from parsgd.config import objects
 from parsgd.placement.devices import place
 from parsgd.training.plan import make_plan
 
@@ -15,6 +16,51 @@ def test_C8_the_policy_for_momentum_is_said(policy):
     given = f"strategy.momentum_policy={policy}"
     made = build("strategy=local_sgd", given, "workers=2")
     assert f"local optimizer's state at the end of a round: {policy}" in made.lines
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("strategy=local_sgd", "workers=8"), True),
+        (("strategy=diloco", "workers=8", "local_steps=1"), True),
+        (("strategy=post_local_sgd", "workers=8"), True),
+        (("strategy=local_sgd", "workers=8", "scaling=sqrt"), False),
+        (("strategy=local_sgd", "workers=1"), False),
+        (("strategy=local_sgd", "workers=8", "scaling.reference_batch=256"), False),
+        (("strategy=sync_sgd", "workers=8"), False),
+        (("strategy=one_bit_adam", "workers=8"), False),
+    ],
+)
+def test_an_adam_of_each_worker_is_not_scaled_by_its_own_batch(options, said):
+    usual = ("optimizer=adam", "scaling=adam_sqrt", "worker_batch=32")
+    made = build(*usual, "scaling.reference_batch=128", *options)
+    line = (
+        "warning: b1, b2 and eps are scaled for the global batch of 256, but here each "
+        "worker has an Adam of its own, which sees a batch of 32: scaling=sqrt leaves "
+        "them alone"
+    )
+    assert (line in made.lines) == said
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "said"),
+    [
+        ("block_momentum", "prodigy", True),
+        ("local_sgd", "prodigy", False),
+        ("block_momentum", "schedule_free_sgd", False),
+    ],
+)
+def test_a_reset_of_an_estimated_rate_is_said(strategy, optimizer, said):
+    config = compose(f"strategy={strategy}", "workers=2")
+    target = f"optax.contrib.{optimizer}"
+    config.optimizer = {"_target_": target, "learning_rate": 1.0}
+    made = objects.build(config)
+    line = (
+        f"warning: {target} estimates its own rate, and "
+        "momentum_policy=reset has it begin with the smallest in every round: use "
+        "strategy.momentum_policy=keep"
+    )
+    assert (line in made.lines) == said
 
 
 def test_one_is_singular():

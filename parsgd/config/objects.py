@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from parsgd.config.messages import explain, nearest
-from parsgd.config.optimizer import Scaled, is_adam, make_optimizer
+from parsgd.config.optimizer import Scaled, cautions, is_adam, make_optimizer
 from parsgd.config.schema import Checkpoint, Config, Placement, register
 from parsgd.config.targets import ALLOWED, call, is_call_of, takes, wrong
 from parsgd.core import Algorithm, Phase, Strategy
@@ -124,7 +124,8 @@ def build(
     if not (isinstance(strategy, Strategy) or _phases(phased)):
         raise wrong("strategy", strategy, "a parsgd.Strategy or a tuple of Phases")
     eta, source = _block_momentum(made, allowed)
-    lines = (*moved, *scaled.lines, *_choices(made, eta, source))
+    unexpected = cautions(made, plan, scaled, strategy)
+    lines = (*moved, *scaled.lines, *_choices(made, eta, source), *unexpected)
     facts = scaled.facts | ({} if eta is None else {"block_momentum_eta": eta})
     arguments = {name: config[name] for name in (*SIZES, *FIT)}
     arguments["placement"] = config["placement"]["kind"]

@@ -9,9 +9,12 @@ import optax
 
 from parsgd import scaling
 from parsgd.config.targets import call, no_target, takes, wrong
+from parsgd.core import Algorithm, no_sync, phases
 from parsgd.errors import UserError
 from parsgd.training.plan import Plan
 
+# Optimizers of optax.contrib that find their rate as they go.
+OWN_RATE = ("prodigy", "dadapt_adamw", "dog", "dowg", "mechanize", "cocob")
 ADAM = ("b1", "b2", "eps")  # what an Adam of its own has as well
 
 
@@ -102,6 +105,41 @@ def make_optimizer(
             "scaling.warmup_epochs, or raise the budget"
         )
     return Scaled(optimizer, rate, adam | others if own else {}, facts, tuple(lines))
+
+
+def cautions(
+    config: Mapping[str, Any], plan: Plan, scaled: Scaled, strategy: Algorithm
+) -> list[str]:
+    """What few would expect where each worker has an optimizer for itself.
+
+    Args:
+        config: As plain values.
+        plan: The sizes.
+        scaled: What `make_optimizer` made of them.
+        strategy: What the optimizer went into.
+    """
+    parts, order, lines = phases(strategy), plan.order, []
+    alone = any(part.strategy.sync is not no_sync for part in parts)
+    if is_adam(config["strategy"]) or not alone:
+        return []
+    factor = scaled.facts["lr_factor"]
+    if "scaled_b1" in scaled.facts and factor != 1 and order.workers > 1:
+        lines.append(
+            "warning: b1, b2 and eps are scaled for the global batch of "
+            f"{order.global_batch}, but here each worker has an Adam of its own, which "
+            f"sees a batch of {order.worker_batch}: scaling=sqrt leaves them alone"
+        )
+    target = str(config["optimizer"]["_target_"])
+    if (
+        config["strategy"].get("momentum_policy") == "reset"
+        and target.removeprefix("optax.contrib.") in OWN_RATE
+    ):
+        lines.append(
+            f"warning: {target} estimates its own rate, and momentum_policy=reset has "
+            "it begin with the smallest in every round: use "
+            "strategy.momentum_policy=keep"
+        )
+    return lines
 
 
 def _of_adam(node: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[str, Any]:
