@@ -21,6 +21,7 @@ from parsgd.tasks import Task
 from parsgd.training.checks import check_metrics, check_run, refuse_done, refuse_reached
 from parsgd.training.earlier import earlier, place_of
 from parsgd.training.engine import Engine
+from parsgd.training.evaluate import readout_cautions
 from parsgd.training.loop import (
     Evaluation,
     Loop,
@@ -219,6 +220,7 @@ def fit(
                 *plan.describe(sum(part.rounds for part in parts)),
                 engine.describe(),
                 *meter.cautions(),
+                *readout_cautions(schedule, engine.worker.spec.strategy),
                 *keeper.lines,
             ]
             if check_replicas and len(engine.placement.devices) == 1:

@@ -6,6 +6,7 @@ from composed import build, compose
 from tiny import tiny
 
 import parsgd
+from parsgd import comm
 from parsgd.config import objects
 from parsgd.placement.devices import place
 from parsgd.training.plan import make_plan
@@ -109,3 +110,31 @@ def test_workers_that_send_nothing_are_no_free_method(workers, said):
     )
     assert repr(run).startswith("Run(completed, 2 steps, test_accuracy=")
     assert repr(run).endswith(" 0 bytes sent per worker)")
+
+
+def _x(params, state):
+    return comm.mean(optax.contrib.schedule_free_eval_params(state, params))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "said"),
+    [
+        (parsgd.sync_sgd, optax.contrib.schedule_free_sgd, True),
+        (parsgd.local_sgd, optax.contrib.schedule_free_adamw, True),
+        (parsgd.local_sgd, optax.adamw, False),
+        (lambda o: parsgd.sync_sgd(optax.chain(optax.clip(1.0), o)),
+         optax.contrib.schedule_free_sgd, True),
+        (lambda o: parsgd.local_sgd(o)._replace(readout=_x),
+         optax.contrib.schedule_free_sgd, False),
+    ],
+)  # fmt: skip
+def test_a_schedule_free_optimizer_that_is_evaluated_at_y_is_said(
+    method, optimizer, said
+):
+    told = Lines()
+    parsgd.fit(
+        tiny(), method(optimizer(0.1)), workers=2, worker_batch=4, rounds=2,
+        local_steps=1, observer=told,
+    )  # fmt: skip
+    warned = [line for line in told.lines if "is evaluated at y" in line]
+    assert len(warned) == said

@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from parsgd import cluster
+from parsgd.core import Phase, mean_readout
 from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
 
@@ -109,6 +112,27 @@ def evaluator(
         return {k: sum(float(part[k]) for part in found) / count for k in found[0]}
 
     return evaluate
+
+
+def readout_cautions(algorithm: Sequence[Phase], state: Any) -> list[str]:
+    """A line on optimizers that mean another model than the one that is evaluated.
+
+    Args:
+        algorithm: The phases.
+        state: The strategy's state, abstract.
+    """
+
+    def free(node):
+        return isinstance(node, optax.contrib.ScheduleFreeState)
+
+    plain = any(part.strategy.readout is mean_readout for part in algorithm)
+    if not plain or not any(map(free, jax.tree.leaves(state, is_leaf=free))):
+        return []
+    return [
+        "warning: this schedule-free optimizer is evaluated at y, where it takes its "
+        "gradients, not at its average x: give the strategy a readout of x, from "
+        "optax.contrib.schedule_free_eval_params"
+    ]
 
 
 @jax.jit
