@@ -181,8 +181,9 @@ def _table(
     plain = {name: _plain(table[name]) for name in names}
     for name, column in plain.items():
         _check(column, file, label=name == label)
-    y = plain.pop(label).to_numpy()
-    if table[label].dtype == pl.String and y.dtype.kind == "O":
+    column = plain.pop(label)
+    y = column.to_numpy()
+    if column.dtype == pl.String:
         y = y.astype(np.str_)
     return pl.DataFrame(plain).cast(pl.Float64).to_numpy(), y
 
