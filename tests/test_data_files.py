@@ -207,7 +207,7 @@ def test_csv_of_pandas_with_the_number_of_each_row(tmp_path, name):
         ('"",a,b\n"1",3,0\n"2",4,1\n', {}, "column 1 .* no name and counts the rows"),
         (",a,,b\n5,1,3,0\n7,2,4,1\n", {}, "column 1 .* no name: name it in the head"),
         ("a,,b,\n1,0,0,\n2,1,1,\n", {}, "column 2 .* no name and counts the rows"),
-        ("a,b,\n1,0,\n2,1,\n", {"label": "b"}, "column 3 .* no name and no values: "),
+        ("a,b,\n1,0,\n2,1,\n", {"label": "b"}, "no values: .* end of each line"),
         ("a,b,a \n1,0,2\n2,1,2\n", {"label": "b"}, "cannot be read as a table .*a"),
         ("a,b\n1,x\n2,nan\n3,y\n", {}, "'b' .* 1 missing, .* first in row 1 "),
         ("a,b\n1,x\n2,?\n3, NA\n", {}, "'b' .* 2 missing, .* first in row 1 "),

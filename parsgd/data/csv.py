@@ -125,8 +125,9 @@ def _refuse_unnamed(table: Any, file: Path) -> None:
             what = f"{what} and counts the rows"
             do = "remove it, or write the file without it: in pandas with index=False"
         elif table[name].is_null().all():
-            what = f"{what} and no values"
-            do = f"remove the separator at the {'start' if at == 1 else 'end'} of lines"
+            what, do = f"{what} and no values", "remove it"
+            if at == len(table.columns):
+                do = "remove the separator at the end of each line"
         raise UserError(f"csv: column {at} of {file} {what}: {do}.")
 
 
