@@ -51,7 +51,8 @@ def gradient(
     def part(carry, xs):
         model, value, sums = carry
         piece, index = xs
-        (v, model), g = grad(params, model, piece, jax.random.fold_in(key, index))
+        (v, new), g = grad(params, model, piece, jax.random.fold_in(key, index))
+        model = jax.tree.map(_as_before, model, new)
         sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, g)
         return (model, value + v, sums), None
 
@@ -63,6 +64,11 @@ def gradient(
     (model, value, sums), _ = lax.scan(part, carry, parts)
     grads = jax.tree.map(lambda s, p: (s / micro_batches).astype(p.dtype), sums, params)
     return value / micro_batches, model, grads
+
+
+def _as_before(old: Any, new: Any) -> Any:
+    """An array of the model's state in the type that it had."""
+    return new if new.dtype == old.dtype else new.astype(old.dtype)
 
 
 def _parts(examples: int) -> int:

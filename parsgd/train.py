@@ -202,10 +202,12 @@ def fit(
             resumed = keeper.restore(engine, key)
             meta = resumed.meta if resumed else None
             place = place_of(engine.placement)
-            was = earlier(meta, plan.order.workers, keeper.changed, place)
             if resumed:
                 plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
                 keeper.lines += other_end(plan, resumed.meta)
+                if plan.steps <= resumed.meta["step"]:  # no step is run here
+                    place = resumed.meta.get("place", place)
+            was = earlier(meta, plan.order.workers, keeper.changed, place)
             parts = segments(plan, schedule)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
             history: list[Record] = []

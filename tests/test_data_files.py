@@ -150,7 +150,9 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
     assert len(counted.train.x) + len(counted.test.x) == 30
 
 
-@pytest.mark.parametrize("classes", [("no", "yes"), ("7", "8"), ("none", "Na")])
+@pytest.mark.parametrize(
+    "classes", [("no", "yes"), ("7", "8"), ("none", "Na"), ("false", "true")]
+)
 def test_csv_with_spaces_after_the_commas(tmp_path, classes):
     rows = "".join(f"{i}, {i}.5, {classes[i % 2]}\n" for i in range(30))
     file = table(tmp_path, "a, b, answer\n" + rows)
@@ -214,6 +216,7 @@ def test_csv_of_pandas_with_the_number_of_each_row(tmp_path, name):
         ('a,b\n1,""\n2,N/A\n3,x\n', {}, "'b' .* 2 missing, .* first in row 0 "),
         ("a,b\n1,0\n?,1\n", {}, "'a' .* 1 missing, NaN or infinite value, .* 1 "),
         (f"a,b\n1,{10**20}\n2,9\n", {}, "'b' .* more than 64 bits, such as 1000000"),
+        (f"a,b\n1,{2**64 - 1}\n2, {2**65}\n", {}, "'b' .* more than 64 bits"),
         ("a,b\n1,0.5\n2,1.5\n3,2\n4,0\n5,1\n", {}, "0.5 are not whole"),
         ("a,b\n,0\n,1\n", {}, "2 missing, NaN or infinite values, "),
     ],

@@ -47,7 +47,8 @@ def test_a_run_without_a_step_left_is_evaluated_and_placed_otherwise(command, tm
         more = ("epochs=null",) if change.startswith("samples") else ()
         code, _, err = command(*words, change, *more)
         assert code == 0, err
-        assert result(tmp_path / "run")["summary"]["earlier_settings"] == []
+        summary = result(tmp_path / "run")["summary"]
+        assert summary["earlier_settings"] == summary["earlier_placements"] == []
 
 
 def test_a_finished_row_of_a_sweep_keeps_its_settings(command, tmp_path):  # noqa: F811

@@ -94,6 +94,18 @@ def test_one_file_of_data_is_one_task_however_its_path_is_spelled(tmp_path):
     assert sorted(table(tmp_path)["task"]) == ["a/data", "data"]
 
 
+def test_a_copy_that_was_edited_is_not_taken_for_its_original(tmp_path):
+    for number, (path, data) in enumerate(
+        (("old", "c0"), ("new", "c0"), ("new", "c1"))
+    ):
+        task = {"_target_": "parsgd.csv", "path": f"{path}.csv"}
+        words = ["task=csv", f"task.path={path}.csv"]
+        summary = {"data_checksum": data}
+        job(tmp_path / str(number), number, summary, task=task, overrides=words)
+    frame = table(tmp_path)
+    assert dict(zip(frame["task"], frame["n"], strict=True)) == {"old": 2, "new": 1}
+
+
 def test_runs_resumed_at_other_steps_are_no_repeats(tmp_path):
     for number, step in enumerate((120, 240, 120)):
         before = {"workers": 4, "earlier_workers": [[8, step]]}

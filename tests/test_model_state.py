@@ -146,12 +146,15 @@ def test_a_model_must_keep_the_structure_of_its_state(after, message):
         parsgd.fit(task, parsgd.sync_sgd(SGD), worker_batch=4, rounds=1)
 
 
-def test_state_of_a_narrower_type_is_stored_in_its_own():
+@pytest.mark.parametrize(("parts", "end"), [(1, 0.25), (2, 0.0625)])
+def test_state_of_a_narrower_type_is_stored_in_its_own(parts, end):
     halved = lambda model: jnp.asarray(0.5 * model["last"], jnp.bfloat16)
     start = {"last": jnp.float32(1)}
     task = keeping(start, lambda model, batch: {"last": halved(model)})
-    run = parsgd.fit(task, parsgd.sync_sgd(SGD), worker_batch=4, rounds=2)
-    assert run.model_state["last"] == 0.25
+    run = parsgd.fit(
+        task, parsgd.sync_sgd(SGD), worker_batch=4, rounds=2, micro_batches=parts
+    )
+    assert run.model_state["last"] == end
 
 
 def test_a_loss_returns_a_pair():

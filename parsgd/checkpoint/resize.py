@@ -96,7 +96,8 @@ def resized(
     consensus = all(jax.tree.leaves(before.shared.params))
     model: Arrays = {}
     if not consensus or _reads_out(engine, phase):
-        model = _readout(engine, before, spec, old, phase)
+        with cluster.busy():
+            model = _readout(engine, before, spec, old, phase)
         if engine.placement.processes > 1:  # unlike machines may differ in a last bit
             with cluster.together("the model before"):
                 model = of_the_first(model, engine.placement)
@@ -175,7 +176,8 @@ def _readout(
         (before.shared,),
         True,
     )
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
+    with jax.default_device(place.devices[0]):
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
     state = spmd.put(leaves.unpack(zeros, old), place, before.shared)
     found = jax.jit(fn)(state)
     return _by_name(engine, found)

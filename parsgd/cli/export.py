@@ -211,7 +211,8 @@ def _moved(task: dict[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
 
 def _read(store: Store, step: int, read: Callable[[int], Any]) -> Any:
     try:
-        return read(step)
+        with cluster.busy():
+            return read(step)
     except Exception as error:
         others = [str(s) for s in store.steps() if s != step]
         instead = f"; others are of step {', '.join(others)}" if others else ""

@@ -107,7 +107,9 @@ def _plain(column: Any) -> Any:
         return column
     words = column.str.strip_chars()
     words = words.set(words.is_in(MISSING), None)
-    for kind in (pl.Int64, pl.Float64):
+    if len(words) and words.is_in(["true", "false"]).all(ignore_nulls=False):
+        return words == "true"
+    for kind in (pl.Int64, pl.UInt64, pl.Int128, pl.Float64):
         numbers = words.cast(kind, strict=False)
         if numbers.null_count() == words.null_count():
             return numbers
@@ -193,6 +195,7 @@ def _check(column: Any, file: Path, *, label: bool) -> None:
     """Refuse values that are missing, or that are no numbers in a column of inputs."""
     import polars as pl
 
+    NARROW = (pl.Int64, pl.UInt64, pl.Int32, pl.UInt32)
     what = f"csv: column {column.name!r} of {file}"
     if not (label or column.dtype.is_numeric() or column.dtype == pl.Boolean):
         words = column.cast(pl.String).drop_nulls()
@@ -205,12 +208,13 @@ def _check(column: Any, file: Path, *, label: bool) -> None:
     if column.dtype.is_float():
         bad = bad | ~column.is_finite().fill_null(True)
     if bad.any():
+        note = "; words such as NA and ? are missing values" if label else ""
         raise UserError(
             f"{what} has {counted(int(bad.sum()), 'missing, NaN or infinite value')}, "
             f"the first in row {bad.arg_max()} (of the data, from 0): fill them or "
-            "remove those rows."
+            f"remove those rows{note}."
         )
-    if label and column.dtype in (pl.Int128, pl.UInt128):
+    if label and column.dtype.is_integer() and column.dtype not in NARROW:
         raise UserError(
             f"{what} has labels of more than 64 bits, such as {column.max()}: number "
             "the classes, or write them as words."

@@ -140,7 +140,7 @@ def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -
 def _text(path: Path, errors: str = "strict") -> str | None:
     """What a file holds; None where there is none, or none any more."""
     try:
-        return path.read_text(errors=errors)
+        return path.read_text(encoding="utf-8", errors=errors)
     except (FileNotFoundError, IsADirectoryError):
         return None
 

@@ -32,26 +32,20 @@ def tasks_of(jobs: Sequence[Job]) -> list[str]:
 def files_of(jobs: Sequence[Job]) -> list[Path | None]:
     """The file of each job's data; None where they come from elsewhere.
 
-    Where one file has been called by several paths, by the first of them: those of
-    jobs with equal data are one. A job that failed has told nothing of its data, and
-    goes by its path.
+    Where one file has been called by several paths, by the first of them: jobs with
+    equal data have one. A job that failed has told nothing of its data, and goes with
+    the first job of its path.
     """
-    paths = [_file(job) for job in jobs]
-    same: dict[Path, Path] = {}
-
-    def first(path: Path) -> Path:
-        while path in same:
-            path = same[path]
-        return path
-
-    known: dict[str, Path] = {}
-    for job, path in zip(jobs, paths, strict=True):
-        data = job.summary.get("data_checksum")
+    pairs = [(_file(job), job.summary.get("data_checksum")) for job in jobs]
+    of_data: dict[str, Path] = {}
+    of_path: dict[Path, Path] = {}
+    for path, data in pairs:
         if path is not None and data is not None:
-            own, other = first(path), first(known.setdefault(str(data), path))
-            if own != other:
-                same[own] = other
-    return [None if path is None else first(path) for path in paths]
+            of_path.setdefault(path, of_data.setdefault(str(data), path))
+    return [
+        None if path is None else of_data.get(str(data)) or of_path.get(path, path)
+        for path, data in pairs
+    ]
 
 
 def _file(job: Job) -> Path | None:

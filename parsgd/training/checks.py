@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from parsgd import cluster
 from parsgd.core import Phase, State, TrainState, no_sync
 from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, stage
 from parsgd.flat import OTHER
@@ -78,7 +79,7 @@ def check_metrics(task: Task, spec: TrainState, target_accuracy: float | None) -
             there is a target and no accuracy.
     """
     some: Any = [rows[:2] for rows in task.data.test]
-    with stage("evaluation"):
+    with cluster.busy(), stage("evaluation"):
         found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*some))
     if not isinstance(found, Mapping) or "loss" not in found:
         what = type(found).__name__

@@ -123,7 +123,7 @@ class Engine:
             self.compile_seconds += time.perf_counter() - start
         if self.placement.processes > 1:
             # For the first collective gloo allows 30 s.
-            cluster.exchange("making the initial parameters", "")
+            cluster.exchange("readiness of the initial parameters", "")
             # A model of the user's own may start from what differs between them.
             with cluster.together("the initial parameters"):
                 params, model = of_the_first((params, model), self.placement)

@@ -12,7 +12,7 @@ import optax.contrib
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from parsgd import cluster
-from parsgd.core import Phase, mean_readout
+from parsgd.core import Phase
 from parsgd.data.dataset import Split
 from parsgd.tasks import Batch, Task
 
@@ -125,13 +125,14 @@ def readout_cautions(algorithm: Sequence[Phase], state: Any) -> list[str]:
     def free(node):
         return isinstance(node, optax.contrib.ScheduleFreeState)
 
-    plain = any(part.strategy.readout is mean_readout for part in algorithm)
-    if not plain or not any(map(free, jax.tree.leaves(state, is_leaf=free))):
+    readouts = [part.strategy.readout for part in algorithm]
+    shipped = any(x.__module__.startswith("parsgd.") for x in readouts)  # not of x
+    if not shipped or not any(map(free, jax.tree.leaves(state, is_leaf=free))):
         return []
     return [
         "warning: this schedule-free optimizer is evaluated at y, where it takes its "
         "gradients, not at its average x: give the strategy a readout of x, from "
-        "optax.contrib.schedule_free_eval_params"
+        "optax.contrib.schedule_free_eval_params, and do without an outer loop"
     ]
 
 
