@@ -211,17 +211,16 @@ def gather(tree: Tree) -> Tree:
 def maximum(tree: Tree) -> Tree:
     """Largest value of every entry over all workers; NaN where any worker has NaN."""
 
-    # A maximum may drop NaN, the platform's and on a CPU XLA's too.
-    def largest(axis):
-        def found(x):
-            each = lax.all_gather(x, axis)
-            return jnp.where((each != each).any(0), jnp.nan, jnp.max(each, axis=0))
+    def largest(axis, x):
+        each = lax.all_gather(x, axis)
+        most = jnp.max(each, axis=0)  # the platform's, and on a CPU XLA's, may drop NaN
+        spoilt = jnp.isnan(each).any(0)
+        return jnp.where(spoilt, jnp.nan, most) if _is_float(x) else most
 
-        return lambda x: found(x).astype(x.dtype)
-
-    if _bound(LANES):
-        tree = jax.tree.map(largest(LANES), tree)
-    return _by_type(largest(DEVICES), tree) if _bound(DEVICES) else tree
+    for axis, each in ((LANES, jax.tree.map), (DEVICES, _by_type)):
+        if _bound(axis):
+            tree = each(functools.partial(largest, axis), tree)
+    return tree
 
 
 def agreed(tree: Tree) -> Tree:
@@ -244,9 +243,7 @@ def all_to_all(tree: Tree) -> Tree:
 
     def leaf(x):
         if len(x) != lanes * devices:
-            raise ValueError(
-                f"all_to_all: {len(x)} parts for {lanes * devices} workers"
-            )
+            raise ValueError(f"all_to_all: {len(x)} parts for {world()} workers")
         x = x.reshape(devices, lanes, *x.shape[1:])
         return lax.all_to_all(x, LANES, 1, 1) if _bound(LANES) else x
 
@@ -273,8 +270,7 @@ def permute(tree: Tree, pairs: Sequence[tuple[int, int]]) -> Tree:
         raise ValueError(f"ranks must be 0..{size - 1}, got {list(pairs)}")
     if not _bound(LANES):
         if not _bound(DEVICES):
-            keep = jax.tree.map(jnp.zeros_like, tree)
-            return tree if pairs else keep
+            return tree if pairs else jax.tree.map(jnp.zeros_like, tree)
         return jax.tree.map(lambda x: lax.ppermute(x, DEVICES, list(pairs)), tree)
 
     source_of = dict(zip(targets, sources, strict=True))

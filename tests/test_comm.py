@@ -179,6 +179,14 @@ def test_maximum_and_all_to_all(place):
     np.testing.assert_array_equal(turned, parts.T)
 
 
+def test_a_maximum_of_counts_is_exact(place):
+    """Also above 2^24, where float32 has no odd numbers."""
+    x = values(place)[:, :3]
+    counts = 2**24 + 1 + np.arange(len(x), dtype=np.int32)
+    top = over(comm.maximum, place, {"x": x, "count": counts})
+    assert top["count"].dtype == np.int32 and (top["count"] == counts.max()).all()
+
+
 def test_all_to_all_needs_a_part_for_each_worker():
     with pytest.raises(ValueError, match="2 parts for 3 workers"):
         over(comm.all_to_all, ("vmap", 1, 3), np.zeros((3, 2)))
