@@ -164,6 +164,26 @@ def test_a_loss_returns_a_pair():
         parsgd.fit(alone, parsgd.sync_sgd(SGD), worker_batch=4, rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda value: jnp.stack([value] * 3), r"float32\[3\]"),
+        (lambda value: value.astype(jnp.int32), r"int32\[\]"),
+    ],
+)
+def test_a_loss_is_one_floating_point_number(change, kind):
+    task = tiny()
+
+    def loss(*args):
+        value, model = task.loss(*args)
+        return change(value), model
+
+    with pytest.raises(UserError, match=f"loss is {kind}: return one floating-point"):
+        parsgd.fit(
+            task._replace(loss=loss), parsgd.sync_sgd(SGD), worker_batch=4, rounds=1
+        )
+
+
 def test_what_a_linen_module_sows_must_be_among_the_intermediates():
     class Sowing(nn.Module):
         place: str

@@ -162,6 +162,11 @@ def _table(
                 f"position from {-len(names)} to {len(names) - 1}."
             )
         label = names[label]
+    elif f"{label.strip()}_duplicated_0" in names:
+        raise UserError(
+            f"csv: {file} has several columns {label.strip()!r}: give label a position "
+            f"from {-len(names)} to {len(names) - 1}, or the columns other names."
+        )
     label = label.strip()
     inputs = [name for name in names if name != label]
     if _looks_like_data(names, inputs):

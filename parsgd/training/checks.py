@@ -120,7 +120,12 @@ def check_model_state(before: State, returned: Any) -> None:
             "the task's loss must return (loss, model_state), but returns a "
             f"{type(returned).__name__}"
         )
-    after = returned[1]
+    value, after = returned
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise UserError(
+            f"the task's loss is {value.dtype}{[*value.shape]}: return one "
+            "floating-point number, the mean over the batch"
+        )
     old, new = (dict(jax.tree.leaves_with_path(tree)) for tree in (before, after))
     for path in [*old, *new]:
         a, b = old.get(path), new.get(path)
