@@ -215,6 +215,7 @@ def test_csv_of_pandas_with_the_number_of_each_row(tmp_path, name):
         ("a,b\n1,x\n2,?\n3, NA\n", {}, "'b' .* 2 missing, .* first in row 1 "),
         ('a,b\n1,""\n2,N/A\n3,x\n', {}, "'b' .* 2 missing, .* first in row 0 "),
         ("a,b\n1,0\n?,1\n", {}, "'a' .* 1 missing, NaN or infinite value, .* 1 "),
+        ("a;b\n1;0\n", {"label": "b"}, "one column 'a;b' .* set separator"),
         ("a,b,b\n1,0,1\n2,1,0\n", {"label": "b"}, "several columns 'b': give label a"),
         (f"a,b\n1,{10**20}\n2,9\n", {}, "'b' .* more than 64 bits, such as 1000000"),
         (f"a,b\n1,{2**64 - 1}\n2, {2**65}\n", {}, "'b' .* more than 64 bits"),

@@ -175,16 +175,16 @@ def _table(
             "and as a header line it would be no example: add one above it that names "
             "the columns, or, if these are names, write them in words."
         )
+    if len(names) < 2:
+        raise UserError(
+            f"csv: {file} has the one column {names[0]!r} when separated by "
+            f"{separator!r}: set separator, or add columns to learn from."
+        )
     _refuse_unnamed(table, file)
     if label not in names:
         raise UserError(
             f"csv: {file} has no column {label!r}; it has {', '.join(names)}: "
             "set label to one of these."
-        )
-    if len(names) < 2:
-        raise UserError(
-            f"csv: {file} has the one column {label!r} when separated by "
-            f"{separator!r}: set separator, or add columns to learn from."
         )
     plain = {name: _plain(table[name]) for name in names}
     for name, column in plain.items():
