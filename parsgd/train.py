@@ -219,6 +219,7 @@ def fit(
             summary |= {"planned_steps": plan.steps} | was | meter.summary()
             evaluate = Evaluation(task, engine, train_examples)
             said = [
+                *task.data.notes,
                 *plan.describe(sum(part.rounds for part in parts)),
                 engine.describe(),
                 *meter.cautions(),

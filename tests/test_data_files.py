@@ -207,7 +207,7 @@ def test_csv_of_pandas_with_the_number_of_each_row(tmp_path, name):
         ("a,b\n1,0\n", {"separator": ",,"}, "the one character between"),
         (",a,b\n1,3,0\n2,4,1\n", {}, "column 1 .* counts the rows: remove it, or"),
         ('"",a,b\n"1",3,0\n"2",4,1\n', {}, "column 1 .* no name and counts the rows"),
-        (",a,,b\n5,1,3,0\n7,2,4,1\n", {}, "column 1 .* no name: name it in the head"),
+        (",a,,b\n5,1,3,0\n7,2,4,1\n", {}, "column 1 .* no name: name it .*index=False"),
         ("a,,b,\n1,0,0,\n2,1,1,\n", {}, "column 2 .* no name and counts the rows"),
         ("a,b,\n1,0,\n2,1,\n", {"label": "b"}, "no values: .* end of each line"),
         ("a,b,a \n1,0,2\n2,1,2\n", {"label": "b"}, "cannot be read as a table .*a"),
@@ -227,6 +227,28 @@ def test_csv_says_what_is_wrong(tmp_path, text, arguments, message):
     with pytest.raises(UserError, match=message) as error:
         load_csv(table(tmp_path, text), **arguments)
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("encode", "message"),
+    [
+        (lambda text: text.replace("\n", "\r").encode(), "carriage returns alone"),
+        (lambda text: text.replace("\n", "\r").encode() + b"\n", "carriage returns"),
+        (lambda text: text.encode("utf-16"), "two bytes, as UTF-16 has"),
+    ],
+)
+def test_csv_in_another_encoding(tmp_path, encode, message):
+    (tmp_path / "t.csv").write_bytes(encode("a,b\n1,0\n2,1\n"))
+    with pytest.raises(UserError, match=message):
+        load_csv(tmp_path / "t.csv")
+
+
+def test_csv_with_a_column_that_counts_the_rows(tmp_path):
+    rows = [f"{i},{i % 3},{i % 2}\n" for i in range(5, 25)]
+    (note,) = load_csv(table(tmp_path, "id,a,b\n" + "".join(rows))).notes
+    assert "column 'id' counts the rows" in note
+    shuffled = rows[1:] + rows[:1]
+    assert not load_csv(table(tmp_path, "id,a,b\n" + "".join(shuffled))).notes
 
 
 def test_npz_that_is_damaged(tmp_path):

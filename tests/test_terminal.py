@@ -45,7 +45,7 @@ def test_the_table_fits_and_keeps_what_matters_most(sweep):
 
 def test_the_order_of_the_rows_is_said_and_its_column_kept(sweep):
     text = printed(sweep, 0.9)
-    assert "sort=seconds: by seconds to the target; missed or diverged last" in text
+    assert "sort=seconds: by seconds to the target; rows with a miss last" in text
     assert "Rounds" not in text
     narrow = printed(sweep, 0.9, "bytes", force_terminal=True, width=72)
     assert "sort=bytes: by bytes to the target" in narrow

@@ -160,6 +160,9 @@ def test_a_target_that_nothing_measures_is_refused_before_anything_compiles():
             r"metric loss .* shape \(\) for 2",
         ),
         (lambda m: m | {"top5": jnp.ones((2, 5))}, r"metric top5 .* shape \(2, 5\)"),
+        (lambda m: m | {"wave": m["loss"] * 1j}, "metric wave .* is complex64"),
+        (lambda m: m | {5: m["loss"]}, "metric 5 .* has a name of type int"),
+        (lambda m: m | {"none": None}, "metric none .* is a NoneType"),
     ],
 )
 def test_metrics_that_cannot_be_averaged_are_refused(changed, message):

@@ -25,9 +25,11 @@ def chosen(folder: Path, steps: Sequence[int], step: str | int) -> int:
     """
     step = str(step)
     if not steps:
+        asked = "" if step == NEWEST else f"step={step}: "
         raise FolderError(
-            f"step={step}: {folder} holds no checkpoint; runs save with "
-            "checkpoint.rounds=N, or every_rounds of parsgd.Checkpoints"
+            f"{asked}{folder} holds no checkpoint: runs save with "
+            "checkpoint.minutes=M or checkpoint.rounds=N (in a script, with "
+            "parsgd.Checkpoints)"
         )
     if step == NEWEST:
         return steps[0]

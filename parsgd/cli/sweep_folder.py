@@ -61,9 +61,9 @@ def refuse_other_sweep(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
         if there is not None and trained(there) != trained(job):
             raise UserError(
                 f"{folder} holds another sweep: its job {number} is "
-                f"{' '.join(there)}, here it would be {' '.join(job)}. Choose another "
-                "hydra.sweep.dir (`parsgd report` makes one table of several), or "
-                "repeat that sweep to complete it"
+                f"{' '.join(there)}, here it would be {' '.join(job)}. Run what is new "
+                "in another (hydra.sweep.dir=DIR), and `parsgd report` with both "
+                "folders makes one table of them; or repeat that sweep to complete it"
             )
 
 

@@ -70,11 +70,12 @@ def _load(
     standardize: bool,
 ) -> Dataset:
     del modified
-    x, y = _table(file, label, separator)
+    x, y, notes = _table(file, label, separator)
     train, test = split_rows(
         x, y, test_fraction=test_fraction, seed=split_seed, name=file.stem
     )
-    return from_arrays(file.stem, train, test, standardize=standardize)
+    data = from_arrays(file.stem, train, test, standardize=standardize)
+    return data._replace(notes=notes)
 
 
 def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
@@ -123,6 +124,8 @@ def _refuse_unnamed(table: Any, file: Path) -> None:
             continue
         values, rows = table[name].to_list(), range(len(table) + 1)
         what, do = "has no name", "name it in the header line, or remove it"
+        if at == 1:
+            do += " (pandas writes the index of the rows so, unless index=False)"
         if values in ([*rows[:-1]], [*rows[1:]]):
             what = f"{what} and counts the rows"
             do = "remove it, or write the file without it: in pandas with index=False"
@@ -133,14 +136,35 @@ def _refuse_unnamed(table: Any, file: Path) -> None:
         raise UserError(f"csv: column {at} of {file} {what}: {do}.")
 
 
+def _counts(column: Any) -> bool:
+    """Whether a column numbers the rows; of few it may well be a value."""
+    whole = column.dtype.is_integer() and len(column) > 9
+    return bool(whole and (column.diff() == 1).all())
+
+
+def _check_text(file: Path) -> None:
+    """Refuse text that would be read as other columns, or as none.
+
+    Raises:
+        ValueError: Says what it is.
+    """
+    with file.open("rb") as opened:
+        start = opened.read(1 << 16)
+    if b"\0" in start:
+        raise ValueError("its characters have two bytes, as UTF-16 has")
+    if b"\r" in start and b"\n" not in start.rstrip():
+        raise ValueError("its lines end with carriage returns alone")
+
+
 def _table(
     file: Path, label: str | int, separator: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs ``[N, columns] float64`` and labels ``[N]``."""
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Inputs ``[N, columns] float64``, labels ``[N]``, and what to tell the user."""
     import polars as pl
 
     try:
         # Types from the whole file: a late word must not become a null.
+        _check_text(file)
         table = pl.read_csv(file, separator=separator, infer_schema_length=None)
         table = table.rename({name: name.strip() for name in table.columns})
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
@@ -193,7 +217,14 @@ def _table(
     y = column.to_numpy()
     if column.dtype == pl.String:
         y = y.astype(np.str_)
-    return pl.DataFrame(plain).cast(pl.Float64).to_numpy(), y
+    # Rows that are sorted by class are known by their number.
+    notes = tuple(
+        f"csv: column {name!r} counts the rows and is an input like the others; "
+        "remove it where it is only their number"
+        for name, column in plain.items()
+        if len(plain) > 1 and _counts(column)
+    )
+    return pl.DataFrame(plain).cast(pl.Float64).to_numpy(), y, notes
 
 
 def _check(column: Any, file: Path, *, label: bool) -> None:

@@ -33,6 +33,7 @@ class Dataset(NamedTuple):
         classes: Number of classes (for text the size of the vocabulary).
         prepare: Traced on the device once per batch, storage -> model input, for
             example ``uint8`` pixels to standardised ``float32``.
+        notes: Lines that are said when a run starts.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Dataset(NamedTuple):
     test: Split
     classes: int
     prepare: Callable[[jax.Array], jax.Array]
+    notes: tuple[str, ...] = ()
 
 
 class Standardize(NamedTuple):

@@ -89,8 +89,8 @@ def describe_sort(sort: str) -> str:
 
     Example:
         >>> describe_sort("bytes")
-        'sort=bytes: by bytes to the target; missed or diverged last, by accuracy'
+        'sort=bytes: by bytes to the target; rows with a miss last, by accuracy'
     """
     if sort == "accuracy":
         return "sort=accuracy: by accuracy"
-    return f"sort={sort}: by {sort} to the target; missed or diverged last, by accuracy"
+    return f"sort={sort}: by {sort} to the target; rows with a miss last, by accuracy"

@@ -79,8 +79,14 @@ def check_metrics(task: Task, spec: TrainState, target_accuracy: float | None) -
             there is a target and no accuracy.
     """
     some: Any = [rows[:2] for rows in task.data.test]
+    found: Any = None
+
+    def metrics(*args):  # returns nothing: JAX cannot sort names of unlike types
+        nonlocal found
+        found = task.metrics(*args)
+
     with cluster.busy(), stage("evaluation"):
-        found = jax.eval_shape(task.metrics, spec.params, spec.model, Batch(*some))
+        jax.eval_shape(metrics, spec.params, spec.model, Batch(*some))
     if not isinstance(found, Mapping) or "loss" not in found:
         what = type(found).__name__
         if isinstance(found, Mapping):
@@ -91,11 +97,19 @@ def check_metrics(task: Task, spec: TrainState, target_accuracy: float | None) -
         )
     rows = len(some[0])
     for name, values in found.items():
-        if values.shape != (rows,):
+        wrong = ""
+        if not hasattr(values, "shape"):
+            wrong = f"is a {type(values).__name__}"
+        elif values.shape != (rows,):
+            wrong = f"is of shape {values.shape} for {counted(rows, 'example')}"
+        elif jnp.issubdtype(values.dtype, jnp.complexfloating):
+            wrong = f"is {values.dtype}"
+        if not isinstance(name, str):
+            wrong = f"has a name of type {type(name).__name__}"
+        if wrong:
             raise UserError(
-                f"the metric {name} of {task.name} is of shape {values.shape} for "
-                f"{counted(rows, 'example')}: return one number for each, [b]; an "
-                "evaluation averages them"
+                f"the metric {name} of {task.name} {wrong}: return a dict of strings "
+                "to one real number for each example, [b]; an evaluation averages them"
             )
     if target_accuracy is not None and "accuracy" not in found:
         raise UserError(
