@@ -229,8 +229,8 @@ def _ending(outcome: "Outcome") -> str:
         if outcome.status == "completed":
             return "completed before: skipped"
         return (
-            f"{outcome.status} before: skipped: {outcome.reason}. It runs again with "
-            "another configuration, or in another folder"
+            f"{outcome.status} before: skipped: {outcome.reason}. It runs again in "
+            "another folder, in a sweep also with another configuration"
         )
     if outcome.mistake:
         return str(outcome.reason)

@@ -19,6 +19,7 @@ from parsgd.checkpoint.settings import check_format
 from parsgd.checkpoint.store import Store
 from parsgd.cli import model_files
 from parsgd.cli.commands import cluster_settings
+from parsgd.cli.saving import POSITION
 from parsgd.cluster.alike import check_alike
 from parsgd.config.choices import config_dir
 from parsgd.config.objects import build, plan_of
@@ -183,7 +184,8 @@ def _load(
         )
     config = meta["config"] | {"task": _moved(meta["config"]["task"], sources)}
     with cluster.busy():
-        built = build(DictConfig(config), allowed=allowed)
+        position = {key: meta[key] for key in POSITION}
+        built = build(DictConfig(config), allowed=allowed, position=position)
         saved = meta["facts"].get("data_checksum")
         if cluster.is_first() and saved not in (None, data_checksum(built.task.data)):
             print("warning: these are other data than the model was trained on")

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from parsgd.checkpoint.names import read_meta, steps_in
 from parsgd.config.overrides import is_override, overrides, quoted, typed
 from parsgd.errors import UserError
 from parsgd.flat import OWN, under
-from parsgd.results.writing import CHECKPOINTS, CONFIG
+from parsgd.results.writing import CHECKPOINTS, CONFIG, OVERRIDES
 
 
 def resumed(arguments: Sequence[str]) -> list[str]:
@@ -53,7 +54,10 @@ def resumed(arguments: Sequence[str]) -> list[str]:
             f"{found[0]} and hydra.run.dir: a run goes on in its own folder; copy the "
             "folder to have both"
         )
-    kept = [o for o in before if not keys.intersection(_keys([o]))]
+    mine = any(a.startswith(("--config-name", "-cn")) for a in others)
+    kept = [
+        o for o in before if not (mine if _named(o) else keys.intersection(_keys([o])))
+    ]
     where = f"hydra.run.dir={quoted(folder.resolve())}"
     return [*kept, *others, "hydra.mode=RUN", where]
 
@@ -83,24 +87,16 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
             if config is None:
                 break
             given = [str(o) for o in meta["overrides"]]
-            # Once is enough: what goes on then is what was begun there. Processes are
-            # found, and messages shown, as this command says. And what a folder says
-            # must not choose Hydra's parts, which call code.
-            left_out = ("checkpoint.step", "checkpoint.force", "hydra", *OWN)
-            kept = [
-                o
-                for o in given
-                if is_override(o)
-                and not any(
-                    under(key.replace("/", "."), left_out) for key in _keys([o])
-                )
-            ]
+            if not lost and not _was_last(folder, config):
+                # Begun with other options, and ended before it saved.
+                given = [*filter(_named, given), *(_begun_with(folder) or given)]
+            overrides(given)  # or it cannot be read
         except (OSError, ValueError, KeyError, TypeError):
             lost.append(step)  # the run itself tells what is wrong with it
             continue
         if lost and step < given_step:
             _refuse_older(folder, lost[0], step, config)
-        return kept
+        return [o for o in given if _named(o) or _may_be_repeated(folder, o)]
     else:
         raise UserError(
             f"resume={folder}: none of its checkpoints can be read; bring them back "
@@ -113,14 +109,67 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
     )
 
 
-def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
-    """Refuse an older checkpoint's command line, if the last run had another config."""
+def _was_last(folder: Path, config: Any) -> bool:
+    """Whether the last run in a folder had this config, as far as can be known."""
     from parsgd.cli.earlier import is_same
 
-    file, begun = folder / CONFIG, None
+    begun = _yaml(folder / CONFIG)
+    return begun is None or (isinstance(begun, dict) and is_same(begun, config))
+
+
+def _begun_with(folder: Path) -> list[str] | None:
+    """The command line of the last run that began to train in a folder."""
+    given = _yaml(folder / OVERRIDES)
+    return [str(o) for o in given] if isinstance(given, list) else None
+
+
+def _yaml(file: Path) -> Any:
+    """What a file holds; None if that cannot be read."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-        begun = yaml.safe_load(file.read_text())
-    if isinstance(begun, dict) and is_same(begun, config):
+        return yaml.safe_load(file.read_text())
+    return None
+
+
+def _named(option: str) -> bool:
+    """Whether it is the name of the user's own primary config."""
+    return bool(re.fullmatch(r"--config-name=\w[\w-]*(/\w[\w-]*)*", option))
+
+
+def _may_be_repeated(folder: Path, argument: str) -> bool:
+    """Whether an override that a folder holds is given again.
+
+    What a folder says must not choose code. So it chooses no part of Hydra, which call
+    some, and no file but those that this command is told to look for choices in.
+
+    Raises:
+        UserError: It names another file.
+    """
+    if not is_override(argument):
+        return False
+    # Once is enough: what goes on then is what was begun there. Processes are found,
+    # and messages shown, as this command says.
+    left_out = ("checkpoint.step", "checkpoint.force", "hydra", *OWN)
+    (override,) = overrides([argument])
+    places = (override.key_or_group, override.package or "")
+    if any(under(place.replace("/", ".").lstrip("."), left_out) for place in places):
+        return False
+    group, value = str(override.key_or_group), override.value()
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    if ("." not in group or "/" in group) and any(
+        name.startswith("/") or ".." in name.split("/") for name in names
+    ):
+        raise UserError(
+            f"resume={folder}: its command has {argument}, a file outside of the "
+            "folders that choices come from; give the whole command with "
+            f"{typed('hydra.run.dir', folder)} if you trust it"
+        )
+    return True
+
+
+def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
+    """Refuse an older checkpoint's command line, if the last run had another config."""
+    file = folder / CONFIG
+    if file.is_file() and _was_last(folder, config):
         return
     raise UserError(
         f"resume={folder}: the checkpoint of step {lost} cannot be read, and the one "

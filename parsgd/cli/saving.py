@@ -94,13 +94,19 @@ def checkpoints(
         step=node.step,
         force=node.force,
         config=resolved(cfg),
-        overrides=overrides,
+        overrides=[*_config_name(), *overrides],
         code_checksum=code,
         again=_again(folder, overrides),
         quiet=HydraConfig.initialized()
         and HydraConfig.get().mode == RunMode.MULTIRUN
         and elsewhere(HydraConfig.get()),
     )
+
+
+def _config_name() -> list[str]:
+    """The option that names the user's own primary config, if there is one."""
+    name = HydraConfig.get().job.config_name if HydraConfig.initialized() else None
+    return [] if name in (None, "config") else [f"--config-name={name}"]
 
 
 def _again(folder: Path, overrides: Sequence[str]) -> str:
@@ -111,4 +117,5 @@ def _again(folder: Path, overrides: Sequence[str]) -> str:
             if source.provider == "command-line":
                 words += ["--config-dir", source.path]
     words += [o for o in overrides if {*named_packages([o])} - {*ALLOWED}]
+    words += _config_name()
     return shlex.join([*words, f"resume={folder}"])

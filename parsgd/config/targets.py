@@ -19,12 +19,11 @@ from typing import Any, Union, get_args, get_origin
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-from parsgd.config.choices import choices, conf_dir
+from parsgd.config.call_errors import ALLOWED, explained, last_line
 from parsgd.config.messages import nearest
-from parsgd.errors import UserError, raised_at
+from parsgd.errors import UserError
 from parsgd.flat import under
 
-ALLOWED = ("parsgd", "optax", "flax")
 # Of these packages, what makes the parts of a run: nothing that starts programs or
 # writes files, and no other module that one of them happens to import.
 _PARTS = ("strategies", "reducers", "compressors", "models", "data", "core", "gradient")
@@ -72,6 +71,7 @@ def call(
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise UserError(no_target(node, key))
+    _refuse_references(node, key)
     for place, inner in calls(node, key):
         target = inner["_target_"]
         if not isinstance(target, str) or target.partition(".")[0] not in allowed:
@@ -86,9 +86,9 @@ def call(
     try:
         return instantiate(node, _convert_="all", _partial_=True)(*args, **late)
     except InstantiationException as error:
-        raise _explain(node, key, error) from error
+        raise explained(node, key, error) from error
     except (TypeError, ValueError) as error:
-        raise _explain(node, key, error) from error
+        raise explained(node, key, error) from error
 
 
 def takes(node: Any, name: str) -> bool:
@@ -147,6 +147,22 @@ def calls(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from calls(value, f"{key}[{i}]")
 
 
+def _refuse_references(node: Any, key: str) -> None:
+    """Refuse what Hydra would replace again: by calls that nobody has checked."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            _refuse_references(name, f"{key}.{name}")
+            _refuse_references(value, f"{key}.{name}")
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            _refuse_references(value, f"{key}[{i}]")
+    elif isinstance(node, str) and "${" in node:
+        raise UserError(
+            f"{key}={node}: a value of a call that still refers to another one, such "
+            "as one behind a backslash, is not replaced: give the value itself"
+        )
+
+
 def _check_origin(place: str, target: str, found: Any) -> None:
     """Refuse what an allowed package has for other purposes, or from elsewhere."""
     origin = getattr(found, "__module__", None) or ""
@@ -179,7 +195,7 @@ def _absence(target: str, error: Exception) -> str:
     package = target.partition(".")[0]
     missing = getattr(cause, "name", None)
     if not isinstance(cause, ModuleNotFoundError):
-        return f"{type(cause).__name__}: {_last_line(cause)}"
+        return f"{type(cause).__name__}: {last_line(cause)}"
     if missing == package:
         return (
             f"there is no module {package!r}, neither in the current folder, "
@@ -223,78 +239,3 @@ def _instead_of_words(annotation: Any) -> str | None:
     if bool in kinds:
         return "true or false"
     return "a list, such as [1,2]" if kinds & {list, tuple, Sequence} else None
-
-
-def _explain(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
-    text, place = str(error), key
-    if match := re.search(r"^full_key: (\S+)$", text, re.MULTILINE):
-        # Hydra writes the second of a call's positional arguments as _args__1.
-        path = re.sub(r"_args__?(\d+)", r"_args_[\1]", match[1])
-        place = f"{key}.{path}"
-        for part in path.split("."):
-            name, _, index = part.partition("[")
-            node = node[name]
-            if index:
-                node = node[int(index.rstrip("]"))]  # type: ignore[index]
-    target = str(node.get("_target_"))
-    cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if isinstance(cause, UserError):
-        return UserError(str(cause))
-    where = raised_at(cause) if cause else ""
-    if isinstance(cause, TypeError):
-        if where:
-            raise cause  # a fault in somebody's own code
-        return UserError(_wrong_arguments(place, target, cause))
-    reason = _last_line(cause or error)
-    return UserError(f"{place}: {target} refuses its arguments: {reason}{where}")
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
-
-
-def _wrong_arguments(place: str, target: str, error: TypeError) -> str:
-    own = _arguments(target)
-    if own is None:
-        return f"{place}: {target}: {error}"
-    takes = ", ".join(own) or "no arguments"
-    if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        text = f"{place}.{match[1]}: {target} has no such argument; it takes {takes}"
-        if target.partition(".")[0] in ALLOWED:
-            return text
-        # Only its target was given, over the arguments of another call.
-        if group := _group_of(place):
-            text += (
-                f". If that argument is of the choice before, put _target_: {target} "
-                f"into FOLDER/{group}/NAME.yaml and give --config-dir FOLDER "
-                f"{group}=NAME"
-            )
-        return text
-    if "rngs" in own and "'rngs'" in str(error):
-        return (
-            f"{place}: {target}: {error}. A flax nnx module is made with the run's "
-            "random numbers: say _partial_: true beside its _target_"
-        )
-    return f"{place}: {target}: {error}" + (f"; it takes {takes}" if own else "")
-
-
-def _arguments(target: str) -> list[str] | None:
-    """The names that a function or class takes; None where that is unknown."""
-    try:
-        found = get_object(target)
-        names = [*inspect.signature(found).parameters]
-        if inspect.isclass(found) and names == ["args", "kwargs"]:
-            # Of the metaclass, as nnx modules have one.
-            names = [*inspect.signature(found.__init__).parameters][1:]
-    except (ValueError, TypeError, InstantiationException, ImportError):
-        return None
-    return [name for name in names if name not in ("parent", "name")]  # flax's own
-
-
-def _group_of(place: str) -> str:
-    """The config group whose choice stands at a place, which may be inside others."""
-    parts = place.split(".")
-    groups = choices(conf_dir())
-    paths = ("/".join(parts[i:]) for i in range(len(parts)))
-    return next((path for path in paths if path in groups), "")
