@@ -160,6 +160,13 @@ def anchors(path: Path) -> set[str]:
     }
 
 
+def sections(path: Path) -> list[tuple[str, str]]:
+    """Every section's title and text, up to the next heading of any level."""
+    text = re.sub(r"^```.*?^```", "", read(path), flags=re.M | re.S)
+    parts = re.split(r"^#+ (.+)$", text, flags=re.M)
+    return [(parts[i], parts[i + 1].strip("\n")) for i in range(1, len(parts), 2)]
+
+
 def first_cells(path: Path) -> list[str]:
     """First column of all tables."""
     rows = re.findall(r"^\| ?(.+?) ?\|", read(path), re.M)

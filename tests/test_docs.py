@@ -16,7 +16,17 @@ import test_strategies
 import test_traffic
 import zoo
 from command_line import SHORT, command, in_new_process  # noqa: F401
-from documents import DOCUMENTS, ROOT, anchors, blocks, first_cells, links, named, read
+from documents import (
+    DOCUMENTS,
+    ROOT,
+    anchors,
+    blocks,
+    first_cells,
+    links,
+    named,
+    read,
+    sections,
+)
 
 import parsgd
 from parsgd import cluster
@@ -249,7 +259,7 @@ def test_contributing_choices_pass_the_tests_of_choices(
 def test_contributing_rows_are_those_that_a_strategy_needs(contributing, tmp_path):
     for file in ("README.md", "docs/algorithms.md"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        added = contributing[file].replace("`lookahead`", "`new`")
+        added = contributing[file].replace("lookahead", "new")
         (tmp_path / file).write_text(read(ROOT / file) + added)
     check_rows("new", tmp_path / "README.md", tmp_path / "docs/algorithms.md")
 
@@ -272,10 +282,34 @@ def test_every_strategy_has_its_rows():
         check_rows(name, ROOT / "README.md", DOCS / "algorithms.md")
 
 
+# Of a strategy's section: what it does is above them.
+PARTS = ("Arguments", "Sends", "Differences", "Tests")
+
+
 def check_rows(name, readme, algorithms):
     assert name in named(first_cells(readme)), name
-    # What it does; and its identities and differences.
-    assert first_cells(algorithms).count(f"`{name}`") == 2, name
+    # A row in the index; and a section with its identities and differences.
+    assert first_cells(algorithms).count(f"`{name}`") == 1, name
+    found = [text for title, text in sections(algorithms) if title == name]
+    assert len(found) == 1, name
+    assert found[0].startswith("    "), f"{name}: no equation"
+    assert [part for part in PARTS if f"- **{part}" not in found[0]] == [], name
+
+
+@pytest.mark.parametrize("missing", ["row", "section", *PARTS])
+def test_a_strategy_that_is_not_documented_is_found(missing, tmp_path):
+    file, text = tmp_path / "algorithms.md", read(DOCS / "algorithms.md")
+    start = text.index("### diloco\n")
+    before, section, after = text[:start], *text[start:].split("\n### ", 1)
+    if missing == "row":
+        before = before.replace("| `diloco` |", "| diloco |")
+    elif missing == "section":
+        section = ""
+    else:
+        section = section.replace(f"**{missing}", missing)
+    file.write_text(f"{before}{section}\n### {after}")
+    with pytest.raises(AssertionError, match="diloco"):
+        check_rows("diloco", ROOT / "README.md", file)
 
 
 def test_architecture_maps_every_file_of_the_package():
