@@ -1,7 +1,10 @@
-"""0/1 Adam: the variance is updated ever more rarely, and steps without any message.
+"""0/1 Adam: ever rarer updates of the variance, and steps that send nothing.
 
 Lu, Li, Zhang, De Sa and He, "Maximizing Communication Efficiency for Large-scale
-Training via 0/1 Adam", ICLR 2023.
+Training via 0/1 Adam", ICLR 2023, https://arxiv.org/abs/2202.06009.
+
+The functions in `zero_one_adam` follow Algorithm 1. Its sets of steps, T_u and T_v,
+become rounds: what the algorithm does at the last step of an interval is a ``sync``.
 """
 
 from typing import Any, NamedTuple
@@ -13,15 +16,9 @@ import optax
 from parsgd import comm
 from parsgd.compressors import Compressor
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import ExchangeState, paths
-from parsgd.strategies.one_bit_adam import (
-    adam_channel,
-    average,
-    check_adam,
-    moments,
-    zeros,
-)
+from parsgd.strategies.adam import adam_channel, average, check_adam, moments, zeros
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -32,8 +29,10 @@ class ZeroOneAdamState(NamedTuple):
         mu: m, equal on all workers between rounds.
         nu: v, equal on all workers.
         anchor: The parameters that the round started from.
-        buffer: Within a round: u, or while v is updated the last gradient. Else 0.
-        rates: Sum of the rates in u, float32 scalar.
+        u: The sum of ``lr m`` since the last synchronisation. In phases that update v,
+            where nothing is left to add up, this worker's last gradient, which the
+            round's end averages. 0 between rounds.
+        rates: Sum of the rates in ``u``, float32 scalar.
         error: Residuals, each worker's own, by path of what is compressed.
         exchange: State of the exchange.
     """
@@ -42,7 +41,7 @@ class ZeroOneAdamState(NamedTuple):
     mu: Any
     nu: Any
     anchor: Any
-    buffer: Any
+    u: Any
     rates: jax.Array
     error: dict[str, jax.Array]
     exchange: ExchangeState
@@ -65,8 +64,8 @@ def zero_one_adam(
 ) -> Algorithm:
     """0/1 Adam: Adam in one bit, with ever rarer variance updates and messages.
 
-    With each worker's gradient g, rate lr_t, momentum m, variance v and buffer u, and
-    t' the last step that synchronised::
+    Each worker has a gradient g, the rate lr, momentum m, variance v and u, the sum of
+    ``lr m`` since t', the last step of T_u. In each step::
 
         m <- b1 m + (1 - b1) g
         x <- x - lr_t m / (sqrt(v) + eps),   u <- u + lr_t m
@@ -75,11 +74,11 @@ def zero_one_adam(
                            x <- x_t' - U / (sqrt(v) + eps)
         at steps of T_v:   v <- b2 v + (1 - b2) mean(g)^2
 
-    T_v: ``kappa`` steps in a row, then kappa steps two apart, kappa steps four apart
-    and so on, until ``freeze_step``. T_u: every step until then; after it every step,
-    every second, fourth, ..., the interval doubling every ``double_steps`` up to
-    ``max_interval``. Both are phases: rounds as long as the intervals of T_v, and from
-    ``freeze_step`` on as those of T_u.
+    T_v: the first ``kappa`` steps, then kappa intervals of two steps, kappa of four and
+    so on, until ``freeze_step``. T_u: every step until then; afterwards every step,
+    every second, every fourth, ..., the interval doubling every ``double_steps`` steps
+    up to ``max_interval``. Each interval is a phase: until ``freeze_step`` its rounds
+    are as long as the intervals of T_v, and from there on as those of T_u.
 
     Args:
         learning_rate: lr: a number or an optax schedule.
@@ -88,8 +87,8 @@ def zero_one_adam(
         eps: Added to the root of the variance, > 0.
         kappa: Variance updates before their interval doubles, 1 or more; 16 in the
             paper.
-        freeze_step: Step from which the variance stays and workers may step alone, 1 or
-            more. The paper: the end of the learning rate's warm-up.
+        freeze_step: Step from which the variance is fixed and workers may step alone,
+            1 or more. The paper: the end of the learning rate's warm-up.
         double_steps: Steps until the interval between messages doubles, 1 or more. The
             paper: those in which the learning rate halves.
         max_interval: Longest interval, a power of two; 16 in the paper.
@@ -104,11 +103,11 @@ def zero_one_adam(
         set the local steps themselves.
 
     Raises:
-        UserError: A number of steps is not a whole one of 1 or more, or ``compressor``
-            is not a `Compressor`; or, from ``init``, ``bucket`` with a code that makes
-            one flat array larger.
-        ValueError: ``b1``, ``b2`` or ``eps`` out of range, ``max_interval`` not a power
-            of two, a code that does not shrink its error, or ``two_sided`` with one
+        UserError: A number of steps is not a whole number of 1 or more, ``b1``, ``b2``
+            or ``eps`` is out of range, ``max_interval`` is not a power of two, or
+            ``compressor`` is not a `Compressor`; or, from ``init``, ``bucket`` with a
+            code that makes one flat array larger.
+        ValueError: A code that does not shrink its error, or ``two_sided`` with one
             whose payloads are summed; or, in a step, a state that belongs to another
             model.
 
@@ -121,16 +120,16 @@ def zero_one_adam(
 
     References:
         Lu, Li, Zhang, De Sa and He, "Maximizing Communication Efficiency for
-        Large-scale Training via 0/1 Adam", ICLR 2023.
+        Large-scale Training via 0/1 Adam", ICLR 2023, https://arxiv.org/abs/2202.06009.
 
     Differences from the paper:
         In the first kappa steps, which all update the variance, m takes the mean
-        gradient that is sent for it in any case (as in the paper's published code), and
-        v is updated before it is used: the paper's v is 0 in its first step. The later
-        updates come after the step, as in the paper; a phase that ends within an
-        interval ends with one.
+        gradient, which is sent for the variance in any case (as in the paper's
+        published code), and v is updated before it is used: the paper's v is 0 in its
+        first step. Later updates come after the step, as in the paper; a phase that
+        ends within an interval ends with one.
         ``sqrt(v) + eps`` for the paper's ``sqrt(v + eps)``, as its code has it.
-        Parameters whose variance is 0 are not moved, and other codes than the paper's
+        Parameters whose variance is 0 are not moved, and codes other than the paper's
         ``norm2/sqrt(d) sign`` may be used: see `one_bit_adam`. If all rates of an
         interval are 0 the momentum restarts from 0.
     """
@@ -143,7 +142,7 @@ def zero_one_adam(
     ):
         check_whole(name, value)
     if max_interval & (max_interval - 1):
-        raise ValueError(
+        raise UserError(
             f"zero_one_adam: max_interval={max_interval} must be a power of two, since "
             "intervals double"
         )
@@ -158,7 +157,7 @@ def zero_one_adam(
             mu=mu,
             nu=zeros(params),
             anchor=params,
-            buffer=zeros(params),
+            u=zeros(params),
             rates=jnp.float32(0),
             error=channel.zeros(mu),
             exchange=channel.init(mu),
@@ -168,71 +167,86 @@ def zero_one_adam(
         lr = learning_rate(state.count) if callable(learning_rate) else learning_rate
         return jnp.asarray(lr, jnp.float32)
 
+    def scaled(factor, tree) -> Any:
+        return jax.tree.map(lambda x: factor * x, tree)
+
     def moved(params, u, nu) -> Any:
+        """``x - u / (sqrt(v) + eps)``; parameters whose variance is 0 stay."""
         step = jax.tree.map(
             lambda u, v: jnp.where(v > 0, -u / (jnp.sqrt(v) + eps), 0.0), u, nu
         )
         return optax.apply_updates(params, step)
 
-    def scaled(factor, tree) -> Any:
-        return jax.tree.map(lambda x: factor * x, tree)
+    def synchronised(start, u, rates, state, fallback) -> tuple:
+        """A step of T_u: ``m <- U / rates``, and x moved from ``start`` by U.
 
-    def synchronised(start, u, rates, state, last) -> tuple:
-        mean, error, inner = average(channel, u, state.nu, state.error, state.exchange)
+        ``fallback`` becomes m where U, the one-bit average of u, is not finite.
+        """
+        mean, error, exchanged = average(
+            channel, u, state.nu, state.error, state.exchange
+        )
         share = jnp.where(rates > 0, 1 / jnp.where(rates > 0, rates, 1.0), 0.0)
         good = paths.finite(*jax.tree.leaves(mean))
-        mu = paths.keep_unless(good, scaled(share, mean), last)
-        return moved(start, mean, state.nu), state._replace(
-            mu=mu, error=error, exchange=inner
-        )
+        mu = paths.keep_unless(good, scaled(share, mean), fallback)
+        state = state._replace(mu=mu, error=error, exchange=exchanged)
+        return moved(start, mean, state.nu), state
 
-    def at_rest(params, state) -> tuple:
-        rest = zeros(state.nu)
-        return params, state._replace(anchor=params, buffer=rest, rates=jnp.float32(0))
+    def restart(params, state) -> tuple:
+        """The next round starts from here: ``t' <- t,  u <- 0``."""
+        state = state._replace(anchor=params, u=zeros(state.nu), rates=jnp.float32(0))
+        return params, state
 
-    def dense(grads, state, params) -> tuple:
+    # The first kappa steps: dense, and all of T_u and T_v.
+
+    def warmup_step(grads, state, params) -> tuple:
         mu, nu = moments(grads, state, b1, b2)
         params = moved(params, scaled(rate(state), mu), nu)
         return params, state._replace(count=state.count + 1, mu=mu, nu=nu)
 
-    def every_step(grads, state, params) -> tuple:
+    # Until freeze_step: every step is one of T_u, and each round ends with one of T_v.
+
+    def compressed_step(grads, state, params) -> tuple:
         mu, _ = moments(grads, state, b1, b2)
         lr = rate(state)
         params, state = synchronised(params, scaled(lr, mu), lr, state, state.mu)
-        wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-        return params, state._replace(count=state.count + 1, buffer=wide)
+        last = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+        return params, state._replace(count=state.count + 1, u=last)
 
-    def update_variance(params, state) -> tuple:
-        grads = comm.mean(state.buffer)
+    def sync_variance(params, state) -> tuple:
+        grads = comm.mean(state.u)
         _, nu = moments(grads, state, b1, b2)
-        return at_rest(params, state._replace(nu=nu))
+        return restart(params, state._replace(nu=nu))
 
-    def alone(grads, state, params) -> tuple:
+    # From freeze_step on: workers step alone, and each round ends with one of T_u.
+
+    def local_step(grads, state, params) -> tuple:
         mu, _ = moments(grads, state, b1, b2)
         lr = rate(state)
-        u = scaled(lr, mu)
-        buffer = jax.tree.map(jnp.add, state.buffer, u)
-        rates, count = state.rates + lr, state.count + 1
-        state = state._replace(count=count, mu=mu, buffer=buffer, rates=rates)
-        return moved(params, u, state.nu), state
-
-    def meet(params, state) -> tuple:
-        del params
-        # Where the average is not finite no common momentum is left but zero.
-        found = synchronised(
-            state.anchor, state.buffer, state.rates, state, zeros(state.nu)
+        step = scaled(lr, mu)
+        state = state._replace(
+            count=state.count + 1,
+            mu=mu,
+            u=jax.tree.map(jnp.add, state.u, step),
+            rates=state.rates + lr,
         )
-        return at_rest(*found)
+        return moved(params, step, state.nu), state
 
-    first = Strategy(init, dense, at_rest, mean_gradient=True)
-    updating = Strategy(init, every_step, update_variance)
-    stepping = Strategy(init, alone, meet)
-    stages = [Phase(0, first, 1)]
+    def sync_momentum(params, state) -> tuple:
+        del params  # each worker's own; the common ones are found from the anchor
+        # Where the average is not finite no common momentum is left but zero.
+        nothing = zeros(state.nu)
+        params, state = synchronised(state.anchor, state.u, state.rates, state, nothing)
+        return restart(params, state)
+
+    warmup = Strategy(init, warmup_step, restart, mean_gradient=True)
+    variance_updates = Strategy(init, compressed_step, sync_variance)
+    local_steps = Strategy(init, local_step, sync_momentum)
+    phases = [Phase(0, warmup, 1)]
     interval = 2
     while kappa * (interval - 1) < freeze_step:
-        stages.append(Phase(kappa * (interval - 1), updating, interval))
+        phases.append(Phase(kappa * (interval - 1), variance_updates, interval))
         interval *= 2
     for power in range(max_interval.bit_length()):
         start = freeze_step + power * double_steps
-        stages.append(Phase(start, stepping, 1 << power))
-    return tuple(stages)
+        phases.append(Phase(start, local_steps, 1 << power))
+    return tuple(phases)
