@@ -14,7 +14,7 @@ import optax
 
 from parsgd import comm
 from parsgd.core import Params, Strategy
-from parsgd.errors import check_transformation
+from parsgd.errors import UserError, check_transformation
 from parsgd.reducers import all_reduce
 from parsgd.strategies.outer import outer_loop
 
@@ -22,7 +22,12 @@ GAINS = ("paper", "cntk", "fairseq")
 
 
 class FilterState(NamedTuple):
-    """State of `block_filter`: the velocity D, in units of the parameters."""
+    """State of `block_filter`.
+
+    Attributes:
+        velocity: D, the model's last step (the paper's Delta), zero at first; equal on
+            all workers.
+    """
 
     velocity: Params
 
@@ -45,7 +50,7 @@ def block_momentum_from_time_constant(
         eta, in (0, 1).
 
     Raises:
-        ValueError: An argument is not a number above 0.
+        UserError: An argument is not a number above 0.
 
     Example:
         >>> from parsgd.strategies import block_momentum_from_time_constant
@@ -61,7 +66,7 @@ def block_momentum_from_time_constant(
     given |= {"local_steps": local_steps, "worker_batch": worker_batch}
     for name, value in given.items():
         if not (isinstance(value, int | float) and value > 0):
-            raise ValueError(
+            raise UserError(
                 f"{name}={value}: block momentum from a time constant needs a number, "
                 "more than 0"
             )
@@ -77,12 +82,12 @@ def block_filter(
 ) -> optax.GradientTransformation:
     """The filter of block momentum, as an outer optimizer of `outer_loop`.
 
-    On the averaged pseudo-gradient ``d = -G`` its updates are the step of y, in the
-    notation of `block_momentum`::
+    In the notation of `block_momentum` it takes the averaged pseudo-gradient, ``-G``,
+    and returns the step from one round's start y to the next one's::
 
-        D <- eta D - zeta d
-        classical   D
-        nesterov    eta D - zeta d
+        D <- eta D + zeta G
+        classical   step = D
+        nesterov    step = eta D + zeta G
 
     Args:
         eta: Block momentum in [0, 1); None for ``1 - 1/W``.
@@ -94,7 +99,7 @@ def block_filter(
         An optax transformation with a `FilterState`.
 
     Raises:
-        ValueError: ``eta`` or ``zeta`` out of range, or an unknown ``gain``.
+        UserError: ``eta`` or ``zeta`` out of range, or an unknown ``gain``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,11 +119,11 @@ def block_filter(
         Filtering", ICASSP 2016.
     """
     if gain not in GAINS:
-        raise ValueError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
+        raise UserError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
     if zeta <= 0:
-        raise ValueError(f"zeta={zeta}: the block learning rate must be positive")
+        raise UserError(f"zeta={zeta}: the block learning rate must be positive")
     if eta is not None and not 0 <= eta < 1:
-        raise ValueError(f"eta={eta}: block momentum must be in [0, 1)")
+        raise UserError(f"eta={eta}: block momentum must be in [0, 1)")
 
     def init(params):
         return FilterState(jax.tree.map(jnp.zeros_like, params))
@@ -128,13 +133,16 @@ def block_filter(
         workers = comm.world()
         decay = 1 - 1 / workers if eta is None else eta
         scale = zeta * workers * (1 - decay) if gain == "cntk" else zeta
-        velocity = jax.tree.map(
-            lambda v, d: decay * v - scale * d, state.velocity, updates
-        )
+
+        def filtered(velocity):
+            """``eta D + zeta G``; the updates are -G."""
+            return jax.tree.map(lambda v, d: decay * v - scale * d, velocity, updates)
+
+        velocity = filtered(state.velocity)
         if not nesterov:
-            return velocity, FilterState(velocity)
-        if gain == "paper":
-            step = jax.tree.map(lambda v, d: decay * v - scale * d, velocity, updates)
+            step = velocity
+        elif gain == "paper":
+            step = filtered(velocity)
         else:
             step = jax.tree.map(lambda v: (1 + decay) * v, velocity)
         return step, FilterState(velocity)
@@ -154,35 +162,39 @@ def block_momentum(
 ) -> Strategy:
     """Block momentum: local SGD whose averages carry momentum from round to round.
 
-    A round ("block") of H local steps ends with each worker's x_w. With the round's
-    starting point y, the same for all workers, the average progress is
-    ``G = mean(x) - y``, and the filter keeps a velocity D, zero at first::
+    A round ("block") starts with all workers at y; after H local steps each is at its
+    x. The filter keeps the model's last step D, zero at first (the paper's Delta)::
 
+        G = mean(x) - y
         D <- eta D + zeta G
-        classical   y <- y + D                     the model is y
-        nesterov    y <- y + eta D + zeta G        the model is y - eta D
-        all start the next round at y
+        model <- model + D
+        next round's y: model           classical (CBM)
+                        model + eta D   nesterov (NBM)
 
-    Both are an outer loop: in the Nesterov form workers start at ``model + eta D``,
-    which in terms of y is Nesterov's step on the pseudo-gradient. Two implementations
-    differ from the paper, and are offered as ``gain``::
+    What is stored is y, not the model. In the Nesterov form ``model = y - eta D``, so a
+    round moves y by ``D + eta (D - old D)``, and since ``D - eta (old D) = zeta G``::
+
+        y <- y + eta D + zeta G
+
+    Both forms are an outer loop on y. Two implementations differ from the paper, and
+    are offered as ``gain``; their model is y, with Nesterov momentum too::
 
         cntk        D <- eta D + (1 - eta) zeta sum_w(x_w - y)
         fairseq     D <- eta D + zeta G
-        both        y <- y + D, with nesterov y <- y + (1 + eta) D;  the model is y
+        both        y <- y + D, with nesterov y <- y + (1 + eta) D
 
     In a steady state a round moves the model by ``zeta G / (1 - eta)``: with the
     default eta the W workers' work counts in full, where plain averaging counts it as
-    one worker's. CNTK's D equals the paper's at ``eta = 1 - 1/W`` only. Its and
-    fairseq's Nesterov form takes the look-ahead point as the next model, and so moves
-    ``1 + eta`` times as far as the classical form, where the paper's moves as far.
+    one worker's. CNTK's D equals the paper's at ``eta = 1 - 1/W`` only. In CNTK and
+    fairseq the Nesterov form takes the look-ahead point as the next model, and so moves
+    ``1 + eta`` times as far as the classical form; the paper's moves equally far.
 
     Args:
         optimizer: The local optimizer, any optax transformation.
         eta: Block momentum in [0, 1); None for ``1 - 1/W``. For CNTK's time constant
             see `block_momentum_from_time_constant`.
-        zeta: Block learning rate > 0, applied to the average.
-        nesterov: Start each round from the look-ahead point.
+        zeta: Block learning rate > 0, by which G is multiplied.
+        nesterov: Whether each round starts from the look-ahead point.
         gain: Whose step: ``"paper"``, ``"cntk"`` or ``"fairseq"``.
         momentum_policy: What becomes of the local optimizer's state: ``"reset"``
             (CNTK's default), ``"keep"`` or ``"average"``.
@@ -192,9 +204,9 @@ def block_momentum(
         A `parsgd.Strategy` with an `OuterState`, which is evaluated at the model.
 
     Raises:
-        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
-        ValueError: Unknown ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or
-            ``zeta`` not positive.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, unknown
+            ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or ``zeta`` not
+            positive.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -216,8 +228,8 @@ def block_momentum(
         ``gain="fairseq"``: fairseq, ``fairseq/optim/bmuf.py``.
 
     Differences from the paper:
-        The local optimizer is any, and starts each round anew by default: that is
-        CNTK's choice. The data order is the run's, not the paper's partition of the
+        Any local optimizer may be used, and by default its state starts anew in each
+        round, as in CNTK. The data order is the run's, not the paper's partition of the
         data into blocks. The paper has no compressing ``reducer``.
     """
     filtered = block_filter(eta=eta, zeta=zeta, nesterov=nesterov, gain=gain)
@@ -236,6 +248,7 @@ def block_momentum(
     def readout(params, state):
         if not nesterov or gain != "paper":
             return loop.readout(params, state)
+        # model = y - eta D
         decay = 1 - 1 / comm.world() if eta is None else eta
         velocity = state.outer[1].velocity
         return jax.tree.map(lambda y, v: y - decay * v, state.anchor, velocity)
