@@ -99,10 +99,11 @@ def test_replicas_on_one_device_are_said_to_be_none(devices):
 
 
 @pytest.mark.parametrize("workers, said", [(1, False), (3, True)])
-def test_workers_that_send_nothing_are_no_free_method(workers, said):
+@pytest.mark.parametrize("method", [parsgd.single, parsgd.data_parallel])
+def test_workers_that_send_nothing_are_no_free_method(method, workers, said):
     told = Lines()
     run = parsgd.fit(
-        tiny(), parsgd.single(optax.sgd(0.1)), workers=workers, worker_batch=4,
+        tiny(), method(optax.sgd(0.1)), workers=workers, worker_batch=4,
         rounds=2, observer=told,
     )  # fmt: skip
     assert (

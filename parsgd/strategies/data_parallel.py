@@ -1,9 +1,9 @@
-"""Methods that communicate in every step: a reducer and an optimizer, chained."""
+"""Methods of single steps: a reducer, if any, and an optimizer, chained."""
 
 import optax
 
 from parsgd.core import Strategy
-from parsgd.errors import check_transformation
+from parsgd.errors import UserError, check_transformation
 from parsgd.reducers import all_reduce, clip, skip_nonfinite as skipping
 
 
@@ -15,17 +15,22 @@ def data_parallel(
     clip_after: float | None = None,
     skip_nonfinite: bool = False,
 ) -> Strategy:
-    """An optimizer that communicates: every worker applies it, in every step.
+    """A reducer and an optimizer, which every worker applies in every step.
 
     With a worker's gradient g, optimizer state s and parameters x::
 
         u, s = optimizer(reducer(g), s, x),   x <- x + u
 
+    All communication is in the reducer, or in the optimizer if that contains one:
+    ``reducer=r`` is the same as the optimizer ``optax.chain(r, optimizer)``. With
+    neither, nothing is sent and each worker trains alone, as with `single`; a run says
+    so at its start. (Methods with rounds, such as `block_momentum` and `diloco`, take
+    ``reducer=None`` for a dense all-reduce.)
+
     Args:
-        optimizer: Any optax transformation.
+        optimizer: Any optax transformation, perhaps a chain with a reducer in it.
         reducer: What is done with the worker's own gradient first, such as
-            ``error_feedback(one_bit())``; None for nothing. The same as
-            ``optax.chain(reducer, optimizer)``.
+            ``all_reduce()`` or ``error_feedback(one_bit())``; None for nothing.
         clip_before: Largest global norm of what goes into the reducer, each worker's
             own gradient, above 0; None for any norm. See `parsgd.reducers.clip`.
         clip_after: Largest global norm of what comes out of it, the average, above 0;
@@ -37,8 +42,8 @@ def data_parallel(
         A `parsgd.Strategy` whose state is that of the chained transformations.
 
     Raises:
-        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
-        ValueError: ``clip_before`` or ``clip_after`` is not positive.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, or
+            ``clip_before`` or ``clip_after`` is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -67,8 +72,8 @@ def data_parallel(
 def single(optimizer: optax.GradientTransformation) -> Strategy:
     """One worker and its optimizer, ``x <- x + optimizer(g)``: the reference.
 
-    With more workers nothing is sent: each trains alone, and the average of their
-    parameters is what is evaluated.
+    Nothing is sent. Several workers would each train alone, with the average of their
+    parameters evaluated, and a run says so at its start.
 
     Args:
         optimizer: Any optax transformation.
@@ -108,8 +113,8 @@ def sync_sgd(
         optimizer: Any optax transformation; sees the average gradient.
         algorithm: How gradients are averaged: ``"native"``, ``"ring"``, ``"tree"`` or
             ``"hierarchical"``, see `parsgd.all_reduce`.
-        group: Workers of a group of the hierarchical algorithm, a divisor of W; None
-            for the others.
+        group: Workers in each group of the hierarchical algorithm, a divisor of W;
+            None for the other algorithms.
         clip_before: Largest global norm of each worker's own gradient, above 0; None
             for any norm.
         clip_after: Largest global norm of the average, above 0; None for any norm.
@@ -117,15 +122,15 @@ def sync_sgd(
             or update of one is not finite, see `parsgd.reducers.skip_nonfinite`.
 
     Returns:
-        A `parsgd.Strategy`. With the native algorithm alone ``local`` expects the
-        average gradient (``mean_gradient``), which a round then takes at once for all
-        workers of a device.
+        A `parsgd.Strategy`. With the native algorithm and neither ``clip_before`` nor
+        ``skip_nonfinite``, ``local`` expects the average gradient (``mean_gradient``),
+        which a round then takes at once for all workers of a device.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation.
+        UserError: ``optimizer`` is not an optax transformation, or a norm is not
+            positive.
         ValueError: Unknown ``algorithm``; ``group`` given without the hierarchical
-            algorithm or missing with it, or, in the first step, not a divisor of W; or
-            a norm that is not positive.
+            algorithm or missing with it, or, in the first step, not a divisor of W.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -153,5 +158,8 @@ def _clip(name: str, norm: float | None) -> optax.GradientTransformation | None:
     if norm is None:
         return None
     if not norm > 0:
-        raise ValueError(f"{name}={norm}: must be positive, or null for any norm")
+        raise UserError(
+            f"{name}={norm}: must be positive, or None (null on the command line) for "
+            "any norm"
+        )
     return clip(norm)
