@@ -1,9 +1,9 @@
 """Methods that send compressed gradients in every step.
 
 The compression is a reducer: `parsgd.compressed_all_reduce` for unbiased codes,
-`parsgd.error_feedback` or `parsgd.ef21` for those that are not,
-`parsgd.reducers.power_sgd`, and so on. A name stands here where a paper fixes more than
-the code.
+`parsgd.error_feedback` or `parsgd.ef21` for biased ones, `parsgd.reducers.power_sgd`,
+and so on. Only methods whose paper fixes more than the code have a name of their own
+here.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import optax
 
 from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.errors import check_transformation, check_whole
+from parsgd.errors import UserError, check_transformation, check_whole
 from parsgd.reducers import error_feedback, local_momentum, majority_vote
 from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
 from parsgd.reducers.momentum import has_momentum
@@ -29,7 +29,7 @@ def compressed_sgd(
     clip_after: float | None = None,
     skip_nonfinite: bool = False,
 ) -> Algorithm:
-    """An optimizer on gradients that a reducer has averaged, dense at first if wanted.
+    """A reducer that compresses, then an optimizer; with a dense start if wanted.
 
     In step t, with a worker's gradient g, optimizer state s and parameters x::
 
@@ -39,25 +39,25 @@ def compressed_sgd(
     Args:
         optimizer: Any optax transformation; sees the reducer's average.
         reducer: How gradients are compressed and averaged.
-        start_step: Steps of dense averaging before compression sets in, 0 or more;
-            residuals are zero then. What stands before the compression in a chain
-            (`local_momentum`, `clip`) works from the first step, and EF21 starts from
-            the last dense gradient, averaged in float32. Only 0 for reducers that are
-            momentum themselves (`demo`, `dgc`), which have no dense form.
+        start_step: Steps of dense averaging before compression sets in, 0 or more; it
+            starts with zero residuals. What comes before the compression in a chain
+            (`local_momentum`, `clip`) works from the first step on, and EF21 starts
+            from the last dense gradient, averaged in float32. Must be 0 for reducers
+            that are momentum themselves (`demo`, `dgc`): they have no dense form.
         clip_before: Largest global norm of each worker's own gradient, above 0; None
             for any norm.
         clip_after: Largest global norm of the average, above 0; None for any norm.
         skip_nonfinite: Whether all workers stand still in a step in which the gradient
-            or update of one is not finite; residuals stay as they were in any case.
+            or update of one is not finite. Residuals stay as they were in any case.
 
     Returns:
         A `parsgd.Strategy`, or with a ``start_step`` two phases that share one state.
 
     Raises:
-        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, or
-            ``start_step`` is not a whole number of 0 or more.
-        ValueError: A norm is not positive; or, from ``init``, ``start_step`` above 0
-            with a reducer that has no dense form.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation,
+            ``start_step`` is not a whole number of 0 or more, or a norm is not
+            positive; or, from ``init``, ``start_step`` above 0 with a reducer that has
+            no dense form.
 
     Example:
         >>> import optax, parsgd
@@ -79,9 +79,9 @@ def compressed_sgd(
         return compressed
     try:
         working = works_dense(reducer)
-    except Exception:  # it only takes its own model's parameters: see init
+    except Exception:  # it takes its own model's parameters only: `init` asks again
         working = True
-    # To clip, to tell who is at fault or for momentum, each must see its own gradient.
+    # Momentum, clipping and telling who is at fault need the worker's own gradient.
     own = working or skip_nonfinite or clip_before is not None
     first = data_parallel(
         optimizer,
@@ -95,7 +95,7 @@ def compressed_sgd(
         state = jax.eval_shape(reducer.init, params)
         more = has_momentum(state) or is_chain(state)
         if (working or more) and not works_dense(reducer, params):
-            raise ValueError(
+            raise UserError(
                 f"start_step={start_step} with a reducer that does more than compress "
                 "(momentum, or a chain) and takes no dense=True: the dense steps would "
                 "be without all of it; use start_step=0"
@@ -133,21 +133,22 @@ def one_bit_sgd(
         bucket: Send all arrays as one, which needs ``levels="leaf"``.
         min_size: Arrays of fewer entries are averaged as they are; 0 or more, and 0
             with ``bucket``.
-        start_step: Steps of dense averaging before quantisation sets in, 0 or more; the
-            residual is zero then.
-        clip_before: See `compressed_sgd`, and so for the next two.
-        clip_after: Largest norm of the average.
-        skip_nonfinite: Whether to stand still where a gradient is not finite.
+        start_step: Steps of dense averaging before quantisation sets in, 0 or more; it
+            starts with a zero residual.
+        clip_before: As in `compressed_sgd`.
+        clip_after: As in `compressed_sgd`.
+        skip_nonfinite: As in `compressed_sgd`.
 
     Returns:
         A `parsgd.Strategy`, or with a ``start_step`` two phases that share one state.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or ``start_step`` or
-            ``min_size`` is not a whole number of 0 or more; or, from ``init``,
-            ``bucket`` with ``levels="column"``, where each entry would be a column.
-        ValueError: Unknown ``levels``, ``bucket`` with a ``min_size``, or a norm that
-            is not positive; or, in a step, a state that belongs to another model.
+        UserError: ``optimizer`` is not an optax transformation, ``start_step`` or
+            ``min_size`` is not a whole number of 0 or more, or a norm is not positive;
+            or, from ``init``, ``bucket`` with ``levels="column"``, where each entry
+            would be a column.
+        ValueError: Unknown ``levels``, or ``bucket`` with a ``min_size``; or, in a
+            step, a state that belongs to another model.
 
     Example:
         >>> import jax.numpy as jnp, optax, parsgd
@@ -166,7 +167,7 @@ def one_bit_sgd(
         itself: nothing is lost on the way back, and (W - 1) payloads are sent.
         Quantised from the first step unless ``start_step`` is set; the paper starts
         from a model that was trained without quantisation for a while.
-        No double buffering; `parsgd.reducers.delay` makes gradients late.
+        No double buffering; `parsgd.reducers.delay` delays gradients as it would.
         A zero counts as positive. One-dimensional leaves are averaged as they are.
     """
     reducer = error_feedback(
@@ -225,7 +226,7 @@ def ef_sign_sgd(
 
     References:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
-        Schemes", ICML 2019.
+        Schemes", ICML 2019, https://arxiv.org/abs/1901.09847.
 
     Differences from the paper:
         Zero counts as positive, or as ``zero`` says, since one bit has two values.
@@ -254,15 +255,16 @@ def sign_sgd_majority(
         optimizer: Applied to the vote, +1 or -1 (0 at a tie with ``tie="zero"``): plain
             SGD in the paper.
         momentum: Of the worker's own gradient, in [0, 1); 0.9 for the paper's signum.
-        tie: What an even vote becomes: ``"positive"``, +1, or ``"zero"``.
-        zero: What an entry that is zero votes for, ``"positive"`` or ``"negative"``.
+        tie: What a tied vote becomes: ``"positive"``, which is +1, or ``"zero"``.
+        zero: How an entry that is zero votes, ``"positive"`` or ``"negative"``.
 
     Returns:
         A `parsgd.Strategy`.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation.
-        ValueError: ``momentum`` outside [0, 1), or an unknown ``tie`` or ``zero``.
+        UserError: ``optimizer`` is not an optax transformation, or ``momentum`` is
+            outside [0, 1).
+        ValueError: Unknown ``tie`` or ``zero``.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -276,16 +278,16 @@ def sign_sgd_majority(
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-        ICML 2018.
+        ICML 2018, https://arxiv.org/abs/1802.04434.
 
     Differences from the paper:
         Every worker gathers all votes, where the paper has a server that counts them.
         A zero counts as ``zero`` says, a worker whose gradient is zero everywhere has
-        no vote, and an even vote becomes +1 unless ``tie="zero"``.
+        no vote, and a tied vote becomes +1 unless ``tie="zero"``.
         Signum's ``m <- b m + (1 - b) g`` has the same signs.
     """
     if not 0 <= momentum < 1:
-        raise ValueError(f"momentum={momentum}: must be in [0, 1)")
+        raise UserError(f"momentum={momentum}: must be in [0, 1)")
     vote = majority_vote(tie=tie, zero=zero)
     if momentum:
         vote = optax.chain(local_momentum(momentum), vote)

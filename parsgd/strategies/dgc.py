@@ -1,4 +1,4 @@
-"""Deep Gradient Compression as a whole: its reducer with the sparsity warm-up."""
+"""Deep Gradient Compression in full: its reducer and the sparsity warm-up."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import optax
 
 from parsgd.core import Algorithm, Phase, Strategy
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import dgc
 from parsgd.reducers.momentum import has_momentum
 from parsgd.strategies.data_parallel import data_parallel
@@ -27,7 +27,7 @@ def dgc_sgd(
     warmup_steps: int = 0,
     warmup_densities: Sequence[float] = WARMUP,
 ) -> Algorithm:
-    """Deep Gradient Compression: sparse gradients, momentum on the worker's side.
+    """Deep Gradient Compression: sparse gradients, and momentum before they are sent.
 
     Per step and weight array, with gradient g, velocity u and accumulated velocity v::
 
@@ -39,31 +39,31 @@ def dgc_sgd(
     sparsity warm-up) that share one state.
 
     Args:
-        optimizer: Plain SGD, perhaps with weight decay; momentum is part of the method.
+        optimizer: Plain SGD, perhaps with weight decay: momentum is in the method.
         density: Share of each weight array that is sent after the warm-up, in (0, 1];
             0.001 in the paper.
         momentum: m in [0, 1).
-        nesterov: See `parsgd.reducers.dgc`, as the four that follow.
-        momentum_masking: Zero the velocity of what is sent.
-        clip_norm: Norm that the whole gradient is clipped to, above 0; the paper's
+        nesterov: See `parsgd.reducers.dgc`, as for the four that follow.
+        momentum_masking: Whether the velocity of what is sent becomes zero.
+        clip_norm: Norm to which the whole gradient is clipped, above 0: the paper's
             local clipping. None for no clipping.
         min_size: Leaves of fewer elements are averaged; 0 or more.
         select: ``"exact"``, or ``"sampled"`` as in the paper.
         warmup_steps: Steps until ``density`` is reached, 0 or more; the paper takes 4
             epochs.
-        warmup_densities: Densities of equal parts of the warm-up, each in (0, 1]; the
-            paper's, 25 % in the first epoch and a quarter of the last in each that
-            follows. Parts of less than a step are left out.
+        warmup_densities: Densities of equal parts of the warm-up, each in (0, 1]. The
+            default is the paper's: 25 % in the first epoch, then in each epoch a
+            quarter of the one before. Parts shorter than a step are left out.
 
     Returns:
-        A phase for each density, of which the last one stays.
+        A phase for each density; the last one runs to the end.
 
     Raises:
         UserError: ``optimizer`` is not an optax transformation, or ``warmup_steps`` is
-            not a whole number of 0 or more.
-        ValueError: Another argument out of range, or unknown ``select``; from ``init``,
-            an optimizer with momentum of its own unless ``momentum`` is 0; in a step, a
-            state that belongs to another model.
+            not a whole number of 0 or more; or, from ``init``, an optimizer with
+            momentum of its own unless ``momentum`` is 0.
+        ValueError: Another argument out of range, or unknown ``select``; or, in a step,
+            a state that belongs to another model.
 
     Example:
         >>> import optax
@@ -74,7 +74,7 @@ def dgc_sgd(
 
     References:
         Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for
-        Distributed Training", ICLR 2018.
+        Distributed Training", ICLR 2018, https://arxiv.org/abs/1712.01887.
 
     Differences from the paper:
         Those of `parsgd.reducers.dgc`. There is no warm-up unless ``warmup_steps`` is
@@ -97,7 +97,7 @@ def dgc_sgd(
         def init(params: Any) -> Any:
             state = strategy.init(params)
             if momentum and has_momentum(state[1:]):
-                raise ValueError(
+                raise UserError(
                     "dgc_sgd with an optimizer that has momentum: the method applies "
                     f"momentum={momentum} itself, before it sparsifies; use plain SGD"
                 )

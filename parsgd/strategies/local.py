@@ -18,14 +18,14 @@ def local_sgd(
 ) -> Strategy:
     """Model averaging every H steps.
 
-    Each worker, H times, then all::
+    In each round, with each worker's gradient g::
 
-        x <- x + optimizer(g)
-        x <- mean(x)
+        x <- x + optimizer(g)       H times, by each worker alone
+        x <- mean(x)                once, by all
 
     With H = 1 and a linear optimizer (SGD, heavy-ball momentum with ``"keep"``) it is
     synchronous SGD. With a ``reducer`` the second line is ``y <- y - reducer(y - x)``,
-    ``x <- y``, where y is what the round started from.
+    ``x <- y``, where y is where the round started.
 
     Args:
         optimizer: The local optimizer, any optax transformation.
@@ -38,8 +38,8 @@ def local_sgd(
         A `parsgd.Strategy`; H is the number of local steps of the run.
 
     Raises:
-        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
-        ValueError: Unknown ``momentum_policy``.
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, or
+            unknown ``momentum_policy``.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -51,7 +51,8 @@ def local_sgd(
 
     References:
         Zinkevich et al., "Parallelized Stochastic Gradient Descent", NeurIPS 2010.
-        Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019.
+        Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019,
+        https://arxiv.org/abs/1805.09767.
 
     Differences from the papers:
         Zinkevich et al. average once, at the end. Stich analyses SGD without momentum
@@ -79,7 +80,7 @@ def post_local_sgd(
 ) -> Algorithm:
     """Local SGD that averages after every step until ``switch_step``, then every H.
 
-    With S = ``switch_step``, at each worker's step t::
+    With S = ``switch_step``, in step t of each worker::
 
         x <- x + optimizer(g)
         x <- mean(x)            if t < S, or after every H-th step from S on
@@ -89,17 +90,16 @@ def post_local_sgd(
         switch_step: Step S of each worker from which H local steps are taken, 0 or
             more; the paper switches at the first decay of the learning rate. S at or
             beyond the end of the run is averaging after every step throughout.
-        momentum_policy: As in `local_sgd`, of the rounds from S on. Before it
-            ``"reset"`` is ``"keep"``, as there would be no momentum at all.
+        momentum_policy: As in `local_sgd`, for the rounds from S on. Before S
+            ``"reset"`` acts as ``"keep"``, or there would be no momentum at all.
 
     Returns:
-        Two phases, of one local step and from S on of the run's H; a single
-        `parsgd.Strategy` if S is 0.
+        Two phases, the first with one local step, the second, from S on, with the run's
+        H; a single `parsgd.Strategy` if S is 0.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or ``switch_step`` is
-            not a whole number of 0 or more.
-        ValueError: Unknown ``momentum_policy``.
+        UserError: ``optimizer`` is not an optax transformation, ``switch_step`` is not
+            a whole number of 0 or more, or unknown ``momentum_policy``.
 
     Example:
         >>> import optax, parsgd
@@ -108,7 +108,8 @@ def post_local_sgd(
         [(0, 1), (100, None)]
 
     References:
-        Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020.
+        Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020,
+        https://arxiv.org/abs/1808.07217.
 
     Differences from the paper:
         S is a step, not tied to a decay of the learning rate. Until S parameters are

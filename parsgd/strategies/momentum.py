@@ -9,9 +9,10 @@ import optax.contrib
 
 from parsgd import comm
 from parsgd.core import Params
+from parsgd.errors import UserError
 
 POLICIES = ("keep", "average", "reset")
-# States that go on, but for what they hold of another optimizer.
+# States that go on, except for the state of another optimizer inside them.
 WITHIN = {
     optax.InjectHyperparamsState: "inner_state",
     optax.InjectStatefulHyperparamsState: "inner_state",
@@ -19,7 +20,7 @@ WITHIN = {
     optax.ConditionallyMaskState: "inner_state",
     optax.ConditionallyTransformState: "inner_state",
 }
-# States that start anew, but for the count that their schedules read.
+# States that start anew, except for the count that their schedules read.
 COUNTED = {
     optax.contrib.ScheduleFreeState: "step_count",
     optax.contrib.ScaleByAdemamixState: "count_m2",
@@ -30,11 +31,11 @@ def check_policy(policy: str) -> None:
     """Refuse an unknown momentum policy.
 
     Raises:
-        ValueError: ``policy`` is not one of `POLICIES`.
+        UserError: ``policy`` is not one of `POLICIES`.
     """
     if policy not in POLICIES:
         listed = ", ".join(POLICIES)
-        raise ValueError(f"momentum_policy={policy!r}: choose one of {listed}")
+        raise UserError(f"momentum_policy={policy!r}: choose one of {listed}")
 
 
 def synchronise(
@@ -45,13 +46,16 @@ def synchronise(
     Args:
         policy: ``"keep"``: each worker keeps its own. ``"average"``: floating-point
             leaves become their mean over workers, counts stay. ``"reset"``: as newly
-            initialised, but step counts of schedules and conditions go on, and so do
-            gradients that `optax.MultiSteps` has gathered. It is not for optimizers
-            that estimate their own rate, such as `optax.contrib.prodigy`: they would
-            begin with the smallest one in every round.
+            initialised, except that step counts of schedules and conditions go on, and
+            so do gradients that `optax.MultiSteps` has gathered. It is not for
+            optimizers that estimate their own rate, such as `optax.contrib.prodigy`:
+            they would begin every round with the smallest one.
         optimizer: The local optimizer.
         state: Its state at the end of the round.
         params: The parameters that the next round starts from.
+
+    Returns:
+        A state with the structure of ``state``.
     """
     if policy == "keep":
         return state
@@ -62,8 +66,8 @@ def synchronise(
 
 @functools.cache
 def _scheduled() -> tuple[type, ...]:
-    """States that count for schedules: of rates, of weight decay and of noise."""
-    decay = optax.add_decayed_weights(lambda count: 0.0)  # optax does not export its
+    """States whose count a schedule reads: of rates, of weight decay and of noise."""
+    decay = optax.add_decayed_weights(lambda count: 0.0)  # not exported
     return (
         optax.ScaleByScheduleState,
         type(jax.eval_shape(decay.init, ())),

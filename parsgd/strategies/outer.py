@@ -1,4 +1,4 @@
-"""Outer loops: an optimizer on what H local steps of all workers have achieved."""
+"""Outer loops: an optimizer on the progress that all workers made in H local steps."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.core import Params, Strategy
-from parsgd.errors import check_transformation
+from parsgd.errors import UserError, check_transformation
 from parsgd.reducers import all_reduce
 from parsgd.strategies.momentum import check_policy, synchronise
 
@@ -34,10 +34,11 @@ def outer_loop(
 ) -> Strategy:
     """H local steps, then one outer step on the pseudo-gradient.
 
-    Each worker H times, then all::
+    In each round, with each worker's gradient g::
 
-        x <- x + inner(g)
-        d = anchor - x,   anchor <- anchor + outer(d),   x <- anchor
+        x <- x + inner(g)                                   H times, by each alone
+        d = anchor - x,   anchor <- anchor + outer(d)       once, by all
+        x <- anchor
 
     ``d`` is a descent direction: plain averaging is ``outer = chain(all_reduce(),
     optax.sgd(1.0))``, since ``anchor - mean(d) = mean(x)``. With another ``outer`` the
@@ -46,8 +47,8 @@ def outer_loop(
 
     Args:
         inner: The local optimizer.
-        outer: A reducer and what is done with the average, chained; its updates must
-            be equal on all workers.
+        outer: A reducer and an optimizer for its average, chained; its updates must be
+            equal on all workers.
         momentum_policy: What becomes of the local optimizer's state at a round's end:
             ``"keep"``, ``"average"`` or ``"reset"``.
 
@@ -55,8 +56,8 @@ def outer_loop(
         A `parsgd.Strategy` with an `OuterState`, which is evaluated at the anchor.
 
     Raises:
-        UserError: ``inner`` or ``outer`` is not an optax transformation.
-        ValueError: Unknown ``momentum_policy``.
+        UserError: ``inner`` or ``outer`` is not an optax transformation, or unknown
+            ``momentum_policy``.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -69,14 +70,15 @@ def outer_loop(
 
     References:
         McMahan et al., "Communication-Efficient Learning of Deep Networks from
-        Decentralized Data", AISTATS 2017 (FedAvg).
+        Decentralized Data", AISTATS 2017 (FedAvg), https://arxiv.org/abs/1602.05629.
         Wang et al., "SlowMo: Improving Communication-Efficient Distributed SGD with
-        Slow Momentum", ICLR 2020.
-        Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedAdam).
+        Slow Momentum", ICLR 2020, https://arxiv.org/abs/1910.00643.
+        Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedAdam),
+        https://arxiv.org/abs/2003.00295.
 
     Differences from the papers:
         All workers take part in every round, with equal weight; FedAvg draws clients
-        and weighs them by their examples. SlowMo divides d by the local learning rate,
+        and weights them by their examples. SlowMo divides d by the local learning rate,
         which is the same as long as the rate is constant. FedAdam has no bias
         correction, which ``optax.adam`` has, and a larger ``eps``.
     """
@@ -128,9 +130,9 @@ def diloco(
         A `parsgd.Strategy` with an `OuterState`, which is evaluated at the anchor.
 
     Raises:
-        UserError: ``optimizer`` or ``reducer`` is not an optax transformation.
-        ValueError: Unknown ``momentum_policy``, ``outer_learning_rate`` not positive,
-            or ``outer_momentum`` outside [0, 1).
+        UserError: ``optimizer`` or ``reducer`` is not an optax transformation, unknown
+            ``momentum_policy``, ``outer_learning_rate`` not positive, or
+            ``outer_momentum`` outside [0, 1).
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -143,17 +145,17 @@ def diloco(
 
     References:
         Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
-        Models", 2023.
+        Models", 2023, https://arxiv.org/abs/2311.08105.
 
     Differences from the paper:
-        The inner optimizer is the ``optimizer`` given, AdamW in the paper. Its H, 500,
-        is the number of local steps of a run here. With a compressing ``reducer``
-        pseudo-gradients are not sent dense, as they are there.
+        The inner optimizer is any ``optimizer``, AdamW in the paper. H, 500 there, is
+        the run's number of local steps. With a compressing ``reducer`` pseudo-gradients
+        are not sent dense, as they are there.
     """
     if outer_learning_rate <= 0:
-        raise ValueError(f"outer_learning_rate={outer_learning_rate}: must be positive")
+        raise UserError(f"outer_learning_rate={outer_learning_rate}: must be positive")
     if not 0 <= outer_momentum < 1:
-        raise ValueError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
+        raise UserError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
     nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
     reducer = all_reduce() if reducer is None else reducer
     check_transformation("reducer", reducer)
