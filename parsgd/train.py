@@ -1,43 +1,34 @@
 """``fit``: train a task with a strategy, and record what it reached at what cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from parsgd import cluster
 from parsgd.checkpoint import Checkpoints
 from parsgd.checkpoint.differences import LENGTH
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.settings import check as check_settings
 from parsgd.cluster.alike import check_alike
-from parsgd.core import Algorithm, Phase, phases
-from parsgd.data.checksum import data_checksum
+from parsgd.core import Algorithm, phases as phases_of
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
 from parsgd.errors import UserError
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.checks import check_metrics, check_run, refuse_done, refuse_reached
-from parsgd.training.earlier import earlier, place_of
 from parsgd.training.engine import Engine
-from parsgd.training.evaluate import readout_cautions
-from parsgd.training.loop import (
-    Evaluation,
-    Loop,
-    other_end,
-    resumed_plan,
-    resumed_steps,
-)
+from parsgd.training.evaluate import Evaluation, readout_cautions
+from parsgd.training.facts import TOLD, facts_of
+from parsgd.training.keeper import Keeper
+from parsgd.training.loop import Loop
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer, check_observer
-from parsgd.training.plan import Plan, make_plan
+from parsgd.training.plan import make_plan
+from parsgd.training.resumed import resume, resumed_steps
 from parsgd.training.run import Run
 from parsgd.training.segments import segments
 
-# Of these facts, what the summary has beside what the meter tells.
-TOLD = ("task", "data_checksum", "seed", "tail", "shards", "label_skew")
-TOLD += ("micro_batches",)
 ONE_DEVICE = "check_replicas: there is one device, so there are no copies to compare"
 
 
@@ -155,17 +146,17 @@ def fit(
         labels=task.data.train.y,
         micro_batches=micro_batches,
     )
-    schedule = phases(strategy)
-    counts = {
+    phases = phases_of(strategy)
+    at_least_one = {
         "evaluations": evaluations,
         "max_bad_rounds": max_bad_rounds,
         "train_examples": train_examples,
     }
-    check_run(plan, schedule, rounds, counts, target_accuracy)
     in_rounds = rounds is not None
-    facts = _facts(task, plan, schedule, micro_batches)
+    check_run(plan, phases, at_least_one, target_accuracy, in_rounds=in_rounds)
+    facts = facts_of(task, plan, phases, micro_batches)
     _check_alike(
-        facts | counts,
+        facts | at_least_one,
         checkpoints,
         steps=plan.steps,
         target_accuracy=target_accuracy,
@@ -175,23 +166,18 @@ def fit(
     )
     observer = Observer() if observer is None else observer
     check_observer(observer)
-    # Where devices are made out of cores, make them before the backend starts.
+    # An engine does it too, but a keeper of checkpoints starts the backend before it.
     prepare(devices)
     run = None
     try:
         with keeping(checkpoints) as keeper:
-            before = keeper.look(facts)
-            if before:
-                # Before anything in the folder has another name.
-                steps = resumed_steps(plan, before, in_rounds)
-                if keeper.lines or steps != before["steps"]:
-                    refuse_reached(before["history"][-1], target_accuracy)
-                if steps == before["step"]:
-                    changed = keeper.changed.items()
-                    refuse_done(steps, {k: x for k, x in changed if k not in LENGTH})
+            stored = keeper.look(facts)
+            if stored:  # refuse before anything in the folder is renamed
+                steps = resumed_steps(plan, stored, in_rounds)
+                _refuse_over(stored, steps, keeper, target_accuracy)
             engine = Engine(
                 task,
-                schedule,
+                phases,
                 order=plan.order,
                 kind=placement,
                 devices=devices,
@@ -200,35 +186,30 @@ def fit(
             check_metrics(task, engine.worker.spec, target_accuracy)
             key = jax.random.key(seed)
             resumed = keeper.restore(engine, key)
-            meta = resumed.meta if resumed else None
-            place = place_of(engine.placement)
-            if resumed:
-                plan = resumed_plan(plan, schedule, resumed.meta, in_rounds)
-                keeper.lines += other_end(plan, resumed.meta)
-                if plan.steps <= resumed.meta["step"]:  # no step is run here
-                    place = resumed.meta.get("place", place)
-            was = earlier(meta, plan.order.workers, keeper.changed, place)
-            parts = segments(plan, schedule)
+            plan, past = resume(resumed, plan, phases, engine, keeper, in_rounds)
+            parts = segments(plan, phases)
             meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
             history: list[Record] = []
-            if meta:
-                history, workers_before = meta["history"], was["earlier_workers"]
-                counts = meta["counts"]
-                meter.resume(meta["round"], meta["step"], counts, workers_before)
+            if resumed:
+                meta = resumed.meta
+                history = meta["history"]
+                meter.resume(
+                    meta["round"], meta["step"], meta["counts"], past["earlier_workers"]
+                )
             summary = {key: facts[key] for key in TOLD}
-            summary |= {"planned_steps": plan.steps} | was | meter.summary()
+            summary |= {"planned_steps": plan.steps} | past | meter.summary()
             evaluate = Evaluation(task, engine, train_examples)
-            said = [
+            lines = [
                 *task.data.notes,
                 *plan.describe(sum(part.rounds for part in parts)),
                 engine.describe(),
                 *meter.cautions(),
-                *readout_cautions(schedule, engine.worker.spec.strategy),
+                *readout_cautions(phases, engine.worker.spec.strategy),
                 *keeper.lines,
             ]
             if check_replicas and len(engine.placement.devices) == 1:
-                said.append(ONE_DEVICE)
-            observer.start(summary, said)
+                lines.append(ONE_DEVICE)
+            observer.start(summary, lines)
             keeper.settle()
             if resumed:
                 observer.resumed(history)
@@ -242,7 +223,7 @@ def fit(
                 observer=observer,
                 check_replicas=check_replicas,
                 target_accuracy=target_accuracy,
-                earlier=was,
+                earlier=past,
             )
             loop.run(
                 resumed.state if resumed else engine.init(key), history, evaluations
@@ -262,27 +243,28 @@ def fit(
         observer.end(run)
 
 
-def _facts(
-    task: Task, plan: Plan, schedule: Sequence[Phase], micro_batches: int
-) -> dict[str, Any]:
-    """What a run must have in common with the one that it goes on from."""
-    order = plan.order
-    with cluster.busy():
-        data_sum = data_checksum(task.data)
-    return {
-        "task": task.name,
-        "examples": order.examples,
-        "data_checksum": data_sum,
-        "workers": order.workers,
-        "worker_batch": order.worker_batch,
-        "local_steps": plan.local_steps,
-        "seed": order.seed,
-        "tail": order.tail,
-        "shards": order.shards,
-        "label_skew": order.label_skew,
-        "micro_batches": micro_batches,
-        "phases": [[phase.start, phase.local_steps] for phase in schedule],
-    }
+def _refuse_over(
+    stored: Mapping[str, Any],
+    steps: int,
+    keeper: Keeper,
+    target_accuracy: float | None,
+) -> None:
+    """Refuse a run that has nothing left to do, but is asked to do it otherwise.
+
+    Args:
+        stored: What is stored with the checkpoint.
+        steps: Of the whole run now.
+        keeper: Knows what has changed since.
+        target_accuracy: Or None.
+
+    Raises:
+        UserError: The target is reached, or all steps are done.
+    """
+    if keeper.lines or steps != stored["steps"]:
+        refuse_reached(stored["history"][-1], target_accuracy)
+    if steps == stored["step"]:
+        changed = keeper.changed.items()
+        refuse_done(steps, {key: both for key, both in changed if key not in LENGTH})
 
 
 def _check_alike(

@@ -25,8 +25,8 @@ from parsgd.checkpoint.choice import chosen
 from parsgd.checkpoint.leaves import Leaf
 from parsgd.checkpoint.names import NEEDED
 from parsgd.errors import FolderError
-from parsgd.training.loop import resumed_plan, resumed_steps
 from parsgd.training.plan import Origin, make_plan
+from parsgd.training.resumed import resumed_plan, resumed_steps
 from parsgd.training.segments import segments
 
 

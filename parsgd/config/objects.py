@@ -17,8 +17,8 @@ from parsgd.errors import UserError
 from parsgd.flat import UNSTORED
 from parsgd.strategies import block_momentum
 from parsgd.tasks import Task
-from parsgd.training.loop import resumed_steps
 from parsgd.training.plan import Plan, check_given, make_plan
+from parsgd.training.resumed import resumed_steps
 
 BATCHES = ("worker_batch", "global_batch")
 BUDGETS = ("epochs", "samples", "rounds")

@@ -1,4 +1,4 @@
-"""What a run is refused for before anything expensive starts."""
+"""Checks that reject an invalid run before anything expensive starts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,47 +17,48 @@ from parsgd.words import counted
 
 def check_run(
     plan: Plan,
-    schedule: Sequence[Phase],
-    rounds: int | None,
-    counts: Mapping[str, int],
+    phases: Sequence[Phase],
+    at_least_one: Mapping[str, int],
     target_accuracy: float | None,
+    *,
+    in_rounds: bool,
 ) -> None:
     """Refuse sizes that the algorithm cannot have, and values out of range.
 
     Args:
         plan: The work.
-        schedule: The algorithm's phases.
-        rounds: The budget, where it is in rounds.
-        counts: Numbers of at least 1, by name.
+        phases: The algorithm's phases.
+        at_least_one: What must be whole numbers of at least 1, by name.
         target_accuracy: In [0, 1], or None.
+        in_rounds: Whether the budget was given in rounds.
 
     Raises:
         UserError: Names the value.
     """
-    for name, value in counts.items():
+    for name, value in at_least_one.items():
         check_whole(name, value)
     if target_accuracy is not None:
         check_accuracy("target_accuracy", target_accuracy)
-    if rounds is not None and any(p.local_steps for p in schedule):
+    if in_rounds and any(phase.local_steps for phase in phases):
         raise UserError(
             "a budget in rounds is ambiguous here, because the number of local steps "
             "changes during the run: give epochs or samples"
         )
-    check_local_steps(plan, schedule)
+    check_local_steps(plan, phases)
 
 
-def check_local_steps(plan: Plan, schedule: Sequence[Phase]) -> None:
+def check_local_steps(plan: Plan, phases: Sequence[Phase]) -> None:
     """Refuse a number of local steps that the algorithm would not follow.
 
     Raises:
         UserError: Says why.
     """
-    if plan.local_steps > 1 and all(phase.local_steps for phase in schedule):
+    if plan.local_steps > 1 and all(phase.local_steps for phase in phases):
         raise UserError(
             f"local_steps={plan.local_steps}: this strategy says itself how many local "
             "steps each of its phases has; use local_steps=1"
         )
-    every_step = all(p.strategy.sync is no_sync for p in schedule)
+    every_step = all(phase.strategy.sync is no_sync for phase in phases)
     if every_step and plan.local_steps > 1:
         raise UserError(
             f"local_steps={plan.local_steps}: this strategy does nothing at the end of "
@@ -120,7 +121,7 @@ def check_metrics(task: Task, spec: TrainState, target_accuracy: float | None) -
 
 
 def check_model_state(before: State, returned: Any) -> None:
-    """Refuse a loss that does not return the model's state as it got it.
+    """Refuse a loss that returns another kind of model state than it was given.
 
     Args:
         before: Abstract state before a step.
@@ -167,12 +168,13 @@ def check_model_state(before: State, returned: Any) -> None:
 
 
 def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> None:
-    """Refuse to go on in another way with a run that has reached its target.
+    """Refuse to go on, with other settings, with a run that has reached its target.
 
-    It would take no step, and what it did would be told as another run's.
+    It would take no step, and its results would be reported as those of the new
+    settings.
 
     Args:
-        record: The last before the checkpoint.
+        record: The last one before the checkpoint.
         target_accuracy: Or None.
 
     Raises:
@@ -190,13 +192,13 @@ def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> 
 
 
 def refuse_done(step: int, changed: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse settings that no step would be computed with: all are done.
+    """Refuse changed settings where no step is left to compute with them.
 
-    The result would be told as theirs.
+    The results would be reported as theirs.
 
     Args:
         step: At which the run has ended.
-        changed: Their keys, with the value before and after.
+        changed: The settings' keys, with the values before and after.
 
     Raises:
         FolderError: ``changed`` is not empty.

@@ -1,8 +1,9 @@
 """Exact averages of a model's metrics over a split of the data."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,14 @@ import optax.contrib
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from parsgd import cluster
-from parsgd.core import Phase
+from parsgd.core import Params, Phase, State, TrainState
 from parsgd.data.dataset import Split
+from parsgd.errors import stage
 from parsgd.tasks import Batch, Task
+
+if TYPE_CHECKING:  # they import this module
+    from parsgd.training.engine import Engine
+    from parsgd.training.meter import Record
 
 CHUNK = 2000  # rows; more gain nothing
 MEMORY = 2**30  # bytes: what any machine that trains has to spare
@@ -114,18 +120,45 @@ def evaluator(
     return evaluate
 
 
-def readout_cautions(algorithm: Sequence[Phase], state: Any) -> list[str]:
+class Evaluation:
+    """Scores a state's readout on both splits; keeps the last model and the time."""
+
+    def __init__(self, task: Task, engine: "Engine", train_examples: int):
+        device = engine.placement.own_device
+        self._engine = engine
+        self._test = evaluator(task, task.data.test, device=device)
+        self._train = evaluator(
+            task, task.data.train, limit=train_examples, device=device
+        )
+        self.seconds = 0.0
+        self.model: tuple[Params, State] | None = None
+
+    def __call__(self, state: TrainState, phase: int) -> "Record":
+        """The scores of what ``state`` reads out as."""
+        start = time.perf_counter()
+        self.model = self._engine.readout(state, phase)
+        with stage("evaluation"):
+            test, train = self._test(*self.model), self._train(*self.model)
+        scores = {"train_loss": train["loss"]}
+        scores |= {f"test_{name}": value for name, value in test.items()}
+        # Processes on unlike machines may differ in the last bit, and in what they do.
+        scores = {name: self._engine.agreed(x) for name, x in scores.items()}
+        self.seconds += time.perf_counter() - start
+        return scores
+
+
+def readout_cautions(phases: Sequence[Phase], state: Any) -> list[str]:
     """A line on optimizers that mean another model than the one that is evaluated.
 
     Args:
-        algorithm: The phases.
+        phases: The algorithm's phases.
         state: The strategy's state, abstract.
     """
 
     def free(node):
         return isinstance(node, optax.contrib.ScheduleFreeState)
 
-    readouts = [part.strategy.readout for part in algorithm]
+    readouts = [phase.strategy.readout for phase in phases]
     shipped = any(x.__module__.startswith("parsgd.") for x in readouts)  # not of x
     if not shipped or not any(map(free, jax.tree.leaves(state, is_leaf=free))):
         return []

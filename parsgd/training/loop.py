@@ -1,21 +1,18 @@
 """The loop of a run: dispatches, evaluations, and checkpoints between them."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parsgd import errors
-from parsgd.core import Params, Phase, State, TrainState
-from parsgd.tasks import Task
+from parsgd.core import TrainState
 from parsgd.training.earlier import place_of
 from parsgd.training.engine import Engine
-from parsgd.training.evaluate import all_finite, evaluator
+from parsgd.training.evaluate import Evaluation, all_finite
 from parsgd.training.faults import Skipped
 from parsgd.training.keeper import Keeper
 from parsgd.training.meter import Meter, Record
 from parsgd.training.observer import Observer
-from parsgd.training.plan import Origin, Plan
-from parsgd.training.segments import Segment, after, segments, stretches
+from parsgd.training.plan import Plan
+from parsgd.training.segments import Segment, after, stretches
 
 
 class Loop:
@@ -44,7 +41,7 @@ class Loop:
         engine: Engine,
         meter: Meter,
         *,
-        evaluate: "Evaluation",
+        evaluate: Evaluation,
         keeper: Keeper,
         observer: Observer,
         check_replicas: bool = False,
@@ -153,90 +150,3 @@ class Loop:
             **self._earlier,
         }
         self._keeper.save(self._state, self._engine, meta)
-
-
-def resumed_plan(
-    plan: Plan, schedule: Sequence[Phase], meta: Mapping[str, Any], in_rounds: bool
-) -> Plan:
-    """The plan of a run that goes on from a checkpoint.
-
-    The same plan, if its rounds come to the checkpoint. If the global batch, the phases
-    or the end of the run have changed so that they do not, rounds and the order of the
-    data are counted anew from there on, at the same number of samples.
-
-    Args:
-        plan: As made for the whole run.
-        schedule: The phases.
-        meta: What `Loop` stored.
-        in_rounds: Whether the budget was given in rounds.
-
-    Raises:
-        UserError: More than the budget is done already.
-    """
-    step, round = meta["step"], meta["round"]
-    same = meta["global_batch"] == plan.order.global_batch
-    if same:
-        kept = plan.moved(Origin(*meta["origin"]), in_rounds=in_rounds)
-        parts = segments(kept, schedule)
-        left = after(parts, round - kept.origin.round)
-        if kept.steps - sum(part.steps for part in left) == step:
-            return kept
-    origin = Origin(step, round, _batches_done(plan, meta))
-    return plan.moved(origin, in_rounds=in_rounds)
-
-
-def other_end(plan: Plan, meta: Mapping[str, Any]) -> list[str]:
-    """A line on where a run ends now, if it was to end elsewhere."""
-    if plan.steps == meta["steps"]:
-        return []
-    return [f"the run ends at step {plan.steps}, not {meta['steps']}"]
-
-
-def resumed_steps(plan: Plan, meta: Mapping[str, Any], in_rounds: bool) -> int:
-    """Steps of the whole run that goes on from a checkpoint: of its `resumed_plan`.
-
-    It asks for no phases, which may be parts of this length themselves.
-
-    Args:
-        plan: As made for the whole run.
-        meta: What `Loop` stored.
-        in_rounds: Whether the budget was given in rounds.
-
-    Returns:
-        The steps done, and those that are left; none if the budget is done already.
-    """
-    done = meta["step"] if in_rounds else _batches_done(plan, meta)
-    return meta["step"] + max(0, plan.steps - done)
-
-
-def _batches_done(plan: Plan, meta: Mapping[str, Any]) -> int:
-    """Global batches of the plan's size that count as seen."""
-    same = meta["global_batch"] == plan.order.global_batch
-    return meta["batch"] if same else plan.batches_of(meta["samples"])
-
-
-class Evaluation:
-    """Scores a state's readout on both splits; keeps the last model and the time."""
-
-    def __init__(self, task: Task, engine: Engine, train_examples: int):
-        device = engine.placement.own_device
-        self._engine = engine
-        self._test = evaluator(task, task.data.test, device=device)
-        self._train = evaluator(
-            task, task.data.train, limit=train_examples, device=device
-        )
-        self.seconds = 0.0
-        self.model: tuple[Params, State] | None = None
-
-    def __call__(self, state: TrainState, phase: int) -> Record:
-        """The scores of what ``state`` reads out as."""
-        start = time.perf_counter()
-        self.model = self._engine.readout(state, phase)
-        with errors.stage("evaluation"):
-            test, train = self._test(*self.model), self._train(*self.model)
-        scores = {"train_loss": train["loss"]}
-        scores |= {f"test_{name}": value for name, value in test.items()}
-        # Processes on unlike machines may differ in the last bit, and in what they do.
-        scores = {name: self._engine.agreed(x) for name, x in scores.items()}
-        self.seconds += time.perf_counter() - start
-        return scores
