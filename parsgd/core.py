@@ -47,6 +47,7 @@ from parsgd.gradient import (
     gradient,
     mean_gradient,
 )
+from parsgd.lanes import together
 
 
 def no_sync(params: Params, state: State) -> tuple[Params, State]:
@@ -214,7 +215,7 @@ def run_round(
     micro_batches: int = 1,
     measure: jax.Array | None = None,
     union: BatchUnion = "",
-    lanes: Callable[[Callable], Callable] = lambda fn: fn,
+    lanes: Callable[[Callable], Callable] = together,
 ) -> tuple[TrainState, jax.Array, jax.Array]:
     """One round of one worker: a scan over the local steps, then ``sync``.
 
@@ -231,7 +232,7 @@ def run_round(
         union: How workers on one device may take their batches as one, see
             `mean_gradient`.
         lanes: How lanes run the local steps, as a transformation of one worker's:
-            together (nothing to do), or `parsgd.lanes.in_turn`.
+            `parsgd.lanes.together` or `parsgd.lanes.in_turn`.
 
     Returns:
         The new state, the losses ``[H]``, and the spread (0 where not measured).

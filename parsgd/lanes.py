@@ -51,6 +51,11 @@ def shared_outputs(fn: Callable, workers: int, args: tuple, shared: tuple) -> An
     return jax.tree.map(lambda batched: not batched, seen[-1])
 
 
+def together(fn: Callable) -> Callable:
+    """``fn`` as it is: vmap runs lanes together."""
+    return fn
+
+
 def in_turn(fn: Callable) -> Callable:
     """``fn``, but lanes that vmap would run together run it one after the other.
 

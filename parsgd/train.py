@@ -27,7 +27,7 @@ from parsgd.training.observer import Observer, check_observer
 from parsgd.training.plan import make_plan
 from parsgd.training.resumed import resume, resumed_steps
 from parsgd.training.run import Run
-from parsgd.training.segments import segments
+from parsgd.training.segments import segments as segments_of
 
 ONE_DEVICE = "check_replicas: there is one device, so there are no copies to compare"
 
@@ -187,8 +187,8 @@ def fit(
             key = jax.random.key(seed)
             resumed = keeper.restore(engine, key)
             plan, past = resume(resumed, plan, phases, engine, keeper, in_rounds)
-            parts = segments(plan, phases)
-            meter = Meter(plan, engine, parts, max_bad_rounds, logged_learning_rate)
+            segments = segments_of(plan, phases)
+            meter = Meter(plan, engine, segments, max_bad_rounds, logged_learning_rate)
             history: list[Record] = []
             if resumed:
                 meta = resumed.meta
@@ -201,7 +201,7 @@ def fit(
             evaluate = Evaluation(task, engine, train_examples)
             lines = [
                 *task.data.notes,
-                *plan.describe(sum(part.rounds for part in parts)),
+                *plan.describe(sum(segment.rounds for segment in segments)),
                 engine.describe(),
                 *meter.cautions(),
                 *readout_cautions(phases, engine.worker.spec.strategy),
@@ -215,7 +215,7 @@ def fit(
                 observer.resumed(history)
             loop = Loop(
                 plan,
-                parts,
+                segments,
                 engine,
                 meter,
                 evaluate=evaluate,

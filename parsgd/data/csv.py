@@ -13,10 +13,27 @@ from parsgd.data.rows import existing_file, from_arrays, split_rows
 from parsgd.errors import UserError, first_line
 from parsgd.words import counted
 
-# As pandas has them, but for words that are classes as well ("none"; "Na", sodium).
-MISSING = ("", "?", "nan", "NaN", "NAN", "-nan", "-NaN", "na", "NA", "n/a", "N/A")
-MISSING += ("#N/A", "#NA", "<NA>", "null", "Null", "NULL")
-# As in the file, as polars makes them differ, and as pandas reads and writes them.
+# Pandas' list, without words that may be classes too ("none"; "Na", sodium).
+MISSING = (
+    "",
+    "?",
+    "nan",
+    "NaN",
+    "NAN",
+    "-nan",
+    "-NaN",
+    "na",
+    "NA",
+    "n/a",
+    "N/A",
+    "#N/A",
+    "#NA",
+    "<NA>",
+    "null",
+    "Null",
+    "NULL",
+)
+# Empty, as polars makes several such names differ, and as pandas writes them.
 UNNAMED = re.compile(r"(_duplicated_\d+)?|Unnamed: \d+")
 
 

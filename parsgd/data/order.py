@@ -272,7 +272,8 @@ def _drawn(examples: int, seed: int, *key: int) -> np.ndarray:
 
 
 # A dispatch of several rounds and the next one ask for the same few epochs.
-_several, _few = (functools.lru_cache(maxsize=n)(_drawn) for n in (16, 2))
+_several = functools.lru_cache(maxsize=16)(_drawn)
+_few = functools.lru_cache(maxsize=2)(_drawn)
 
 
 def _advice(order: Order) -> str:
@@ -280,10 +281,8 @@ def _advice(order: Order) -> str:
     if order.workers > order.examples:
         smaller = "" if fewer > 1 else " and worker_batch=1"
         return f"use at most workers={fewer}{smaller}"
-    advice = (
-        f"use worker_batch={order.examples // order.workers} or less with "
-        f"{counted(order.workers, 'worker')}"
-    )
+    most = order.examples // order.workers
+    advice = f"use worker_batch={most} or less with {counted(order.workers, 'worker')}"
     if order.worker_batch <= order.examples:
         advice += f", or at most workers={fewer}"
     return advice

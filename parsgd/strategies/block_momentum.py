@@ -62,8 +62,12 @@ def block_momentum_from_time_constant(
     References:
         ``TimeConstant2Momentum`` in CNTK's ``Source/1BitSGD/BlockMomentumSGD.h``.
     """
-    given = {"time_constant": time_constant, "workers": workers}
-    given |= {"local_steps": local_steps, "worker_batch": worker_batch}
+    given = {
+        "time_constant": time_constant,
+        "workers": workers,
+        "local_steps": local_steps,
+        "worker_batch": worker_batch,
+    }
     for name, value in given.items():
         if not (isinstance(value, int | float) and value > 0):
             raise UserError(

@@ -103,7 +103,7 @@ class Engine:
             measure = None if self.worker.identical else r == measured
             lanes = self._turns.lanes(phase, room)
             state, values, apart = self.worker.round(
-                phase, *(state, x, y, rows, w, measure), lanes=lanes
+                phase, state, x, y, rows, w, measure, lanes=lanes
             )
             return state, losses.at[r].set(values), apart, room
 

@@ -20,7 +20,7 @@ class Loop:
 
     Args:
         plan: The sizes and the number of steps of the whole run.
-        parts: The run as stretches of rounds with the same program, see `segments`.
+        segments: The run, cut where its program changes; see `Segment`.
         engine: Runs rounds.
         meter: Counts what was run, and cuts stretches into dispatches.
         evaluate: Scores the readout of a state.
@@ -37,7 +37,7 @@ class Loop:
     def __init__(
         self,
         plan: Plan,
-        parts: Sequence[Segment],
+        segments: Sequence[Segment],
         engine: Engine,
         meter: Meter,
         *,
@@ -48,10 +48,16 @@ class Loop:
         target_accuracy: float | None = None,
         earlier: Mapping[str, Any],
     ):
+        self._plan = plan
+        self._segments = segments
+        self._engine = engine
+        self._meter = meter
+        self._evaluate = evaluate
+        self._keeper = keeper
+        self._observer = observer
+        self._check_replicas = check_replicas
+        self._target = target_accuracy
         self._earlier = earlier
-        self._plan, self._parts, self._engine, self._meter = plan, parts, engine, meter
-        self._evaluate, self._keeper, self._observer = evaluate, keeper, observer
-        self._check_replicas, self._target = check_replicas, target_accuracy
         self._state: Any = None
         self.history: list[Record] = []
 
@@ -80,14 +86,14 @@ class Loop:
             self._record()
         bound = self._plan.origin.round
         left = max(1, round(evaluations * self._plan.part_left))
-        for stretch in stretches(self._parts, left):
+        for stretch in stretches(self._segments, left):
             if meter.diverged or self.reached:
                 break
-            start, bound = bound, bound + sum(part.rounds for part in stretch)
+            start, bound = bound, bound + sum(segment.rounds for segment in stretch)
             if bound < meter.round or bound <= self.history[-1]["round"]:
                 continue  # before the checkpoint that the run goes on from
-            for part in after(stretch, max(0, meter.round - start)):
-                self._run(part, bound)
+            for segment in after(stretch, max(0, meter.round - start)):
+                self._run(segment, bound)
             self._record()
             keeper.evaluated(meter.round, self._save, healthy=meter.healthy)
         meter.finish()
@@ -95,19 +101,19 @@ class Loop:
         if self._evaluate.model is None:  # it was over before
             self._evaluate(self._state, meter.phase)
 
-    def _run(self, part: Segment, bound: int) -> None:
+    def _run(self, segment: Segment, bound: int) -> None:
         meter, keeper = self._meter, self._keeper
-        for index, weight, count in meter.dispatches(part, keeper.limit):
+        for index, weight, count in meter.dispatches(segment, keeper.limit):
             outcome = self._engine.run(
                 self._state,
-                part.phase,
+                segment.phase,
                 index,
                 weight,
                 count,
                 measure=meter.round + count == bound,
             )
             self._state = outcome.state
-            meter.add(part, count, outcome)
+            meter.add(segment, count, outcome)
             if self._check_replicas:
                 self._engine.check_replicas(self._state)
             self._observer.progress(meter.step, self._plan.steps, meter.progress())

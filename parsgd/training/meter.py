@@ -29,22 +29,23 @@ class Meter:
         self,
         plan: Plan,
         engine: Engine,
-        parts: Sequence[Segment],
+        segments: Sequence[Segment],
         max_bad_rounds: int,
         learning_rate: Callable[[int], Any] | None,
     ):
         self._plan, self._engine = plan, engine
         self._learning_rate, self._max_bad_rounds = learning_rate, max_bad_rounds
-        kinds = {(p.phase, p.local_steps): p for p in parts}
+        kinds = dict.fromkeys((s.phase, s.local_steps) for s in segments)
+        steps = {k: sum(s.steps for s in segments if s[:2] == k) for k in kinds}
         # What a round usually is: not the shorter last one, not a short first phase.
-        self._main = max(kinds, key=lambda k: sum(p.steps for p in parts if p[:2] == k))
+        self._main = max(steps, key=steps.__getitem__)
         found = {kind: engine.traffic(*kind) for kind in kinds}
         self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
         self._at_most = any(traffic.at_most for traffic in found.values())
-        self._parts = parts
+        self._segments = segments
         self._earlier: Sequence[Sequence[int]] = ()
         self._calls = found[self._main].calls
-        longest = {k: max(p.rounds for p in parts if p[:2] == k) for k in kinds}
+        longest = {k: max(s.rounds for s in segments if s[:2] == k) for k in kinds}
         self._capacity = {k: min(engine.capacity(k[1]), longest[k]) for k in kinds}
         self._step_seconds = 0.0
         self._loss: float | None = None
@@ -70,25 +71,26 @@ class Meter:
         return self._bad == 0 and self._sound
 
     def dispatches(
-        self, part: Segment, limit: Callable[[int], int | None] = lambda round: None
+        self, segment: Segment, limit: Callable[[int], int | None] = lambda round: None
     ) -> Iterator[tuple]:
-        """Indices, weights and round counts that make up ``part``, as time allows.
+        """Indices, weights and round counts that make up ``segment``, as time allows.
 
         A dispatch takes about a second, so that progress is seen and a diverged run
         ends soon; the first one is short, to learn the speed.
 
         Args:
-            part: What to run.
+            segment: What to run.
             limit: Most rounds to dispatch after a round, or None.
         """
-        todo, h = part.rounds, part.local_steps
-        capacity = self._capacity[part[:2]]
+        todo, h = segment.rounds, segment.local_steps
+        capacity = self._capacity[segment[:2]]
         while todo and not self.diverged:
             known = self._step_seconds
             wanted = SECONDS_PER_DISPATCH / known / h if known else 1
             most = min(todo, capacity, limit(self.round) or todo)
             count = min(most, max(1, int(wanted)))
-            yield *self._batches(h, count, capacity), count
+            index, weight = self._batches(h, count, capacity)
+            yield index, weight, count
             todo -= count
 
     def _batches(self, h: int, count: int, capacity: int) -> list:
@@ -103,15 +105,15 @@ class Meter:
         first = self._plan.batch(self.step)
         return [arrange(a) for a in self._plan.order.indices(first, count * h)]
 
-    def add(self, part: Segment, count: int, outcome: Outcome) -> None:
+    def add(self, segment: Segment, count: int, outcome: Outcome) -> None:
         """Count ``count`` rounds and look for a loss that is not finite."""
-        before, h = self.step, part.local_steps
+        before, h = self.step, segment.local_steps
         steps = count * h
         self.round += count
         self.step += steps
-        self.phase = part.phase
+        self.phase = segment.phase
         self.seconds += outcome.seconds
-        self._rounds[part.phase, part.local_steps] += count
+        self._rounds[segment.phase, segment.local_steps] += count
         self.spread = outcome.spread
         self._step_seconds = max(outcome.seconds, 1e-6) / steps
         rounds = outcome.losses.swapaxes(0, 1).reshape(count, -1).astype(np.float64)
@@ -236,7 +238,7 @@ class Meter:
 
     def _left(self) -> list[Segment]:
         """What is still to be run."""
-        return after(self._parts, self.round - self._plan.origin.round)
+        return after(self._segments, self.round - self._plan.origin.round)
 
     def _dense(self, steps: int, workers: int | None = None) -> float:
         """What a worker sends where float gradients are all-reduced in each step."""
@@ -255,11 +257,10 @@ class Meter:
         plan, engine = self._plan, self._engine
         place = engine.placement
         kind = self._main
-        workers = engine.placement.workers
         starts = [phase.start for phase in engine.worker.phases]
         later = [start for start in starts[kind[0] + 1 :] if start < plan.steps]
         return {
-            "workers": workers,
+            "workers": place.workers,
             "local_steps": kind[1],
             "worker_batch": plan.order.worker_batch,
             "global_batch": plan.order.global_batch,
@@ -279,7 +280,7 @@ class Meter:
             "bytes_from_step": starts[kind[0]],
             "bytes_until_step": later[0] if later else None,
             "bytes_planned": self.bytes
-            + sum(p.rounds * self._sent[p[:2]] for p in self._left()),
+            + sum(s.rounds * self._sent[s[:2]] for s in self._left()),
             "bytes_dense_planned": self._dense_until(plan.steps),
             "stopped": "budget",
         }

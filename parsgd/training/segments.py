@@ -1,4 +1,4 @@
-"""A run as stretches of equal rounds, each of which is one program."""
+"""A run as segments of equal rounds, each of which is one program."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -27,10 +27,10 @@ class Segment(NamedTuple):
 
 
 def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
-    """The run from its origin on, as stretches of equal rounds.
+    """The run from its origin on, as segments of equal rounds.
 
-    A phase ends, and so does the run, with a shorter round where H does not divide its
-    steps: every run ends synchronised and after exactly ``plan.steps`` steps.
+    Where H does not divide the steps of a phase, the phase ends with a shorter round.
+    So every run ends synchronised, after exactly ``plan.steps`` steps.
     """
     out = []
     first = plan.origin.step
@@ -44,23 +44,28 @@ def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
     return out
 
 
-def after(parts: Sequence[Segment], rounds: int) -> list[Segment]:
-    """What is left of ``parts`` after their first ``rounds`` rounds."""
+def after(segments: Sequence[Segment], rounds: int) -> list[Segment]:
+    """What is left of ``segments`` after their first ``rounds`` rounds."""
     left = []
-    for part in parts:
-        skipped = min(part.rounds, rounds)
+    for segment in segments:
+        skipped = min(segment.rounds, rounds)
         rounds -= skipped
-        if skipped < part.rounds:
-            left.append(part._replace(rounds=part.rounds - skipped))
+        if skipped < segment.rounds:
+            left.append(segment._replace(rounds=segment.rounds - skipped))
     return left
 
 
-def stretches(parts: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
-    """Cut a run into ``evaluations`` stretches of nearly equally many rounds."""
-    total = sum(part.rounds for part in parts)
+def stretches(segments: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
+    """When to evaluate: at the end of each stretch of nearly equally many rounds.
+
+    Args:
+        segments: The run.
+        evaluations: How many stretches; as many as there are rounds, if they are fewer.
+    """
+    total = sum(segment.rounds for segment in segments)
     count = min(evaluations, total)
     bounds = [round(total * (i + 1) / count) for i in range(count)]
-    todo, done = list(parts), 0
+    todo, done = list(segments), 0
     for bound in bounds:
         stretch = []
         while done < bound:

@@ -13,7 +13,7 @@ from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, r
 from parsgd.data.order import Order
 from parsgd.errors import UserError, raised_at, stage
 from parsgd.gradient import BatchUnion
-from parsgd.lanes import shared_outputs
+from parsgd.lanes import shared_outputs, together
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
 from parsgd.training.checks import check_model_state
@@ -58,9 +58,9 @@ class Worker:
         key = jax.random.key(0)
         self.observed = False
         with stage("init of the model"):
-            made = jax.eval_shape(task.init, key)
-        self.init_spec = (*made, jax.eval_shape(lambda: key))
-        _check_params(made[0])
+            params, model = jax.eval_shape(task.init, key)
+        self.init_spec = (params, model, jax.eval_shape(lambda: key))
+        _check_params(params)
         with stage("init"):
             _, self.spec = self._traced(self.init, *self.init_spec)
         for phase in self.phases:
@@ -69,8 +69,8 @@ class Worker:
             self._check_loss()
         self._union: BatchUnion = ""
         if self.workers > 1 and any(p.strategy.mean_gradient for p in self.phases):
-            made = (task, self.spec, self._batch_spec())
-            self._union = union_of(*made, flops=self.step_flops)
+            batch = self._batch_spec()
+            self._union = union_of(task, self.spec, batch, flops=self.step_flops)
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
@@ -82,17 +82,14 @@ class Worker:
         return init_state(self.phases[0].strategy, params, model, key)
 
     def round(
-        self, phase: int, state, x, y, index, weight, measure=None, *, lanes=None
+        self, phase: int, state, x, y, index, weight, measure=None, *, lanes=together
     ):
         """One round of ``index [H, b]``; see `parsgd.core.run_round`."""
-        return self._round(
-            self.phases[phase].strategy,
-            *(state, x, y, index, weight, measure),
-            lanes=lanes or (lambda fn: fn),
-        )
+        strategy = self.phases[phase].strategy
+        return self._round(strategy, state, x, y, index, weight, measure, lanes)
 
     def _round(
-        self, strategy, state, x, y, index, weight, measure=None, lanes=lambda fn: fn
+        self, strategy, state, x, y, index, weight, measure=None, lanes=together
     ):
         def batch(data, at):
             (x, y), (rows, w) = data, at
