@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 ABSENT = "absent"  # in place of a value, where there is no such key
-# How messages are shown, processes found and states saved is no part of what is run.
+# How messages are shown, processes found and states saved is not part of what is run.
 OWN = ("debug", "cluster")  # of one command, or even of one of its processes
 UNSTORED = (*OWN, "checkpoint")
 
-# Of a checksum nothing is told but that it is another.
+# A checksum tells only that something changed.
 OTHER = {"data_checksum": "other data", "code_checksum": "other code of your own"}
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as one dict; lists and groups of nothing are leaves.
+    """A nested config as one dict; lists and empty groups are leaves.
 
     Example:
         >>> leaves({"workers": 4, "task": {"model": {"width": 8}, "data": {}}})

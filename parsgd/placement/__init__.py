@@ -1,1 +1,1 @@
-"""Where workers run, and what of theirs is stored once."""
+"""Where workers run, and which of their values are stored only once."""

@@ -1,4 +1,4 @@
-"""How W workers sit on hardware, and how one worker's program is run on all of them.
+"""Placements: which devices the W workers of a run are on.
 
 A placement has D devices and L lanes on each, W = D * L:
 
@@ -8,12 +8,13 @@ A placement has D devices and L lanes on each, W = D * L:
 ``pmap``       the same with the older API
 ``debug``      lanes of one device without compilation: prints and breakpoints work,
                errors name the stage and its shapes
-``auto``       picks by what was measured, and says why
+``auto``       chooses by what was measured to be faster, and says why
 =============  ======================================================================
 
-What all workers share is stored once: `parsgd.placement.spmd` reads from the program
-what that is. Synchronous SGD on 256 simulated workers keeps one copy of the parameters,
-one-bit SGD one copy and 256 residuals, with no help from the algorithm.
+What all workers share is stored once; `parsgd.lanes` reads from the program what that
+is, and `parsgd.placement.spmd` runs it. Synchronous SGD on 256 simulated workers keeps
+one copy of the parameters, one-bit SGD one copy and 256 residuals, with no help from
+the algorithm.
 """
 
 import os
@@ -30,7 +31,7 @@ from parsgd.comm import DEVICES
 from parsgd.errors import UserError
 from parsgd.words import counted
 
-MOST_CPU_DEVICES = 1024  # not measured: more than cores, and where mistakes begin
+MOST_CPU_DEVICES = 1024  # not measured: beyond it, a mistake is likelier
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
 
 
@@ -104,9 +105,10 @@ def want_cpu_devices(count: int) -> None:
 
 
 def cpu_devices_of_each() -> int:
-    """How many CPU devices every process makes unasked, for JAX counts on equal ones.
+    """How many CPU devices each process makes by default, the same number in all.
 
-    One for each core that it may use, or as many as ``XLA_FLAGS`` has.
+    One for each core that it may use, or as many as ``XLA_FLAGS`` asks for; the fewest
+    of any process, since JAX expects equally many.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)
@@ -117,7 +119,13 @@ def cpu_devices_of_each() -> int:
 def prepare(devices: int | Sequence[int] | None) -> None:
     """Make the CPU devices that this run or a later one may want.
 
-    One for each core, or as many as asked for; called before the backend starts.
+    One for each core, or more if more are asked for. Call it before the backend starts.
+
+    Args:
+        devices: How many, or which, as in `place`.
+
+    Raises:
+        UserError: ``devices`` cannot be understood, or are more than could be made.
     """
     want_cpu_devices(max([cpu_devices_of_each(), *(i + 1 for i in _indices(devices))]))
 
@@ -182,6 +190,9 @@ def place(
             pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
+
+    Returns:
+        A `Placement`, whose ``reason`` tells why.
 
     Raises:
         UserError: Unknown kind, more devices than there are, or W workers that do not

@@ -1,4 +1,4 @@
-"""Arrays of process 0, where processes may not agree by themselves."""
+"""Arrays of process 0, for where processes might compute different ones."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from parsgd.placement.devices import Placement
 
-PROCESSES = "processes"  # the axis of a mesh with one device of each
+PROCESSES = "processes"  # axis of a mesh with one device of each process
 
 
 def of_the_first(tree: Any, placement: Placement) -> Any:

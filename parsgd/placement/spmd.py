@@ -23,7 +23,7 @@ from parsgd.placement.devices import Placement
 # In place of True: the lanes of a device share it, and each device has its own.
 PER_DEVICE = "per device"
 
-# A call of a host's function: what follows its arguments has the function's number.
+# A call of a function of the host: after its arguments comes the function's number.
 _CALL = re.compile(r"(custom_call @\w*callback\w*\(.*?\)).*?(?= : )")
 
 
@@ -42,10 +42,9 @@ def spmd(
         shared_in: Per argument, a tree prefix of bools: True where all workers get the
             same leaf (stored once), False where the leaf has a leading worker axis W.
             `PER_DEVICE` where it has one part for each device, see `scattered`.
-        shared_out: The same for the outputs. A True that does not hold is an error
-            under vmap; take it from
-            `parsgd.lanes.shared_outputs`.
-        args: Arguments to compile for, which only pmap needs to be told here.
+        shared_out: The same for the outputs, as `parsgd.lanes.shared_outputs` finds it.
+            A True that does not hold is an error under vmap.
+        args: Arguments to compile for; only pmap needs them here.
     """
     lanes, count = placement.lanes, len(placement.devices)
     if lanes > 1:
@@ -91,7 +90,7 @@ def _pmapped(
 ) -> Callable:
     """`body` under pmap, compiled if ``args`` are given; workers split as [D, L]."""
     count, lanes = len(placement.devices), placement.lanes
-    # pmap wants one mapped argument at least, and workers may share all of theirs.
+    # pmap needs at least one mapped argument, and workers may share all of theirs.
     slots = put(np.zeros(count, np.int8), placement, False)
     mapped: Any = jax.pmap(
         lambda slot, *args: body(*args),
@@ -166,14 +165,17 @@ def compiled(
         _check_same_program(lowered.as_text(), name)
     program = lowered.compile()
     if placement.processes > 1:
-        # One whose cache has it would wait in the program's first collective, for which
-        # gloo allows 30 s.
+        # A process that found it in its cache would wait in the program's first
+        # collective, for which gloo allows 30 s.
         cluster.exchange("compiled program", name)
     return program
 
 
 def _check_same_program(text: str, name: str) -> None:
-    """Rates, models and strategies of scripts are known from their program alone."""
+    """Refuse processes whose scripts differ: in rates, models or strategies.
+
+    Those are known from the program alone.
+    """
     digest = hashlib.sha256(without_numbers(text).encode()).hexdigest()[:12]
     check_alike({f"compiled program ({name}), by its checksum": digest})
 
@@ -263,7 +265,7 @@ def check_replicas(tree: Any, shared: Any, placement: Placement) -> None:
 
 
 def _check_processes(digests: list[tuple[str, str]], placement: Placement) -> None:
-    """The same between processes, by a digest of each leaf."""
+    """As `check_replicas`, between processes, by a digest of each leaf."""
     words = " ".join(digest for _, digest in digests)
     others = [text.split() for text in cluster.exchange("replicas", words)]
     devices: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Who is told of a run while it goes on."""
+"""Callbacks of a run."""
 
 import logging
 from collections.abc import Sequence

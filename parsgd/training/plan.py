@@ -1,4 +1,4 @@
-"""How much work a run is: batch sizes, steps, rounds, and when to evaluate.
+"""How much work a run is: batch sizes, budget, steps and rounds.
 
 Sizes are W workers, ``worker_batch`` b, ``global_batch`` B = W b. A budget is given in
 epochs, in samples of all workers together, or in rounds, and becomes a number of steps
@@ -18,12 +18,12 @@ from parsgd.words import counted
 
 
 class Origin(NamedTuple):
-    """Where a run began, or went on in another shape, with other batches or workers.
+    """Where a run began, or went on with other batches or workers.
 
     Attributes:
         step: Optimizer steps done by then.
         round: Rounds done by then.
-        batch: Global batches of the order that count as seen.
+        batch: Global batches of the data order that count as seen.
     """
 
     step: int = 0
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
         order: Which examples each worker sees at each step.
         local_steps: H.
         steps: Optimizer steps of each worker in the whole run.
-        origin: Where the order and the rounds are counted from.
+        origin: From where the order and the rounds are counted.
     """
 
     order: Order
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
         return step - self.origin.step + self.origin.batch
 
     def samples_until(self, step: int) -> int:
-        """Samples that all workers took in the first ``step`` steps, padding apart."""
+        """Samples that all workers took in the first ``step`` steps; no padding."""
         order = self.order
         epochs, rest = divmod(self.batch(step), order.steps_per_epoch)
         within = min(rest * order.global_batch, order.samples_per_epoch)
@@ -102,7 +102,7 @@ class Plan(NamedTuple):
         """Lines for the start of a run: sizes and what becomes of partial batches.
 
         Args:
-            rounds: That the run has; its phases may have other local steps.
+            rounds: How many the run has; its phases may have other local steps.
         """
         order = self.order
         lines = [
@@ -144,12 +144,12 @@ def make_plan(
 
     Args:
         examples: Size of the training set.
-        workers: W.
-        local_steps: H.
+        workers: W >= 1.
+        local_steps: H >= 1.
         worker_batch: b. Exactly one of the two batch sizes is given.
         global_batch: B = W b.
-        epochs: Budget in passes over the data, may be fractional. Exactly one of the
-            three budgets is given.
+        epochs: Budget in passes over the data, which may be fractional. Exactly one of
+            the three budgets is given.
         samples: Budget in samples of all workers together.
         rounds: Budget in rounds of ``local_steps`` steps.
         seed: Of the data order.
@@ -158,6 +158,9 @@ def make_plan(
         label_skew: How much fixed shards differ, see `Order`.
         labels: Of the training set, for a ``label_skew`` above 0.
         micro_batches: Parts that each worker's batch is split into.
+
+    Returns:
+        The plan from the first step to the last.
 
     Raises:
         UserError: Sizes that contradict each other or do not fit the data.
@@ -206,14 +209,14 @@ def make_plan(
 
 
 def check_given(batches: Mapping[str, Any], budgets: Mapping[str, Any]) -> None:
-    """Refuse none or several of what exactly one is to be given of.
+    """Refuse a run without exactly one batch size and exactly one budget.
 
     Args:
         batches: The two batch sizes by name, None where not given.
-        budgets: The three budgets.
+        budgets: The three budgets by name, None where not given.
 
     Raises:
-        UserError: Says which are given, and how one is taken back.
+        UserError: None or several are given; says which, and how to take one back.
     """
     batch = "batch size: worker_batch (per worker) or global_batch (of all workers)"
     budget = "budget: epochs, samples (of all workers) or rounds"
