@@ -1,4 +1,4 @@
-"""The contract of an algorithm, and the round that runs it.
+"""What an algorithm must provide, and the round that runs it.
 
 A parallel SGD algorithm is what **one worker** does. With parameters x, strategy state
 s and H local steps a round is::
@@ -7,7 +7,7 @@ s and H local steps a round is::
                      x, s = local(g, s, x)
     x, s = sync(x, s)
 
-and the model that is evaluated and handed to the user is ``readout(x, s)``. ``local``
+and the model that is evaluated and returned to the user is ``readout(x, s)``. ``local``
 is the inner loop of a paper's algorithm box and ``sync`` the outer one; both may call
 `parsgd.comm`. There is no worker axis inside: a placement adds it. H is a shape (the
 leading axis of the batches), not a field, so it may change between rounds.
@@ -51,7 +51,7 @@ from parsgd.lanes import together
 
 
 def no_sync(params: Params, state: State) -> tuple[Params, State]:
-    """Nothing at the end of a round: the algorithm communicates in every step."""
+    """Do nothing at the end of a round: all that the algorithm does is in its steps."""
     return params, state
 
 
@@ -62,7 +62,7 @@ def mean_readout(params: Params, state: State) -> Params:
 
 
 class Strategy(NamedTuple):
-    """An algorithm, as one worker sees it: four pure functions and a fact.
+    """An algorithm, as one worker sees it: four pure functions and a flag.
 
     Attributes:
         init: ``(params) -> state``. May call ``comm.rank()``.
@@ -104,12 +104,26 @@ Algorithm: TypeAlias = Strategy | tuple[Phase, ...]
 
 
 def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
-    """The phases of an algorithm, by start: one if it is a single strategy.
+    """The phases of an algorithm, in order of their start.
+
+    Args:
+        algorithm: A `Strategy`, a `Phase`, or several phases in any order.
+
+    Returns:
+        The phases; one that starts at 0 if ``algorithm`` is a single strategy.
 
     Raises:
         UserError: ``algorithm`` is neither a `Strategy` nor made of phases, no phase
             starts at step 0, two start at the same step, or a ``start`` or
             ``local_steps`` is not a whole number in its range.
+
+    Example:
+        >>> import optax, parsgd
+        >>> sgd = optax.sgd(0.1)
+        >>> late = Phase(50, parsgd.local_sgd(sgd))
+        >>> early = Phase(0, parsgd.sync_sgd(sgd))
+        >>> [phase.start for phase in phases((late, early))]
+        [0, 50]
     """
     if isinstance(algorithm, Strategy):
         return (Phase(0, algorithm),)
@@ -157,8 +171,8 @@ def init_state(
 ) -> TrainState:
     """A worker's state at step 0.
 
-    Copies, so that the caller's arrays stay usable, and that no part of the state is
-    the same buffer as another: they are donated.
+    All arrays are copies: they will be donated, so none may be the caller's, and no two
+    may share a buffer.
     """
     copy = functools.partial(jax.tree.map, jnp.copy)
     own = copy(strategy.init(params))
@@ -166,7 +180,14 @@ def init_state(
 
 
 def spread(params: Params) -> jax.Array:
-    """The workers' rms distance to their mean over its norm: consensus distance."""
+    """The workers' relative distance to their mean, also called consensus distance.
+
+    With parameters x_w of W workers and their mean m::
+
+        spread = sqrt(1/W sum_w |x_w - m|^2) / |m|
+
+    over all floating-point leaves, in float32; equal on all workers.
+    """
 
     def squares(tree):
         leaves = [
@@ -182,11 +203,11 @@ def spread(params: Params) -> jax.Array:
 def _unspoilt(new: State, old: State) -> State:
     """The model's new state, or the old one if a number in it is no longer finite.
 
-    A step with a NaN in its gradient can be skipped, and leaves the parameters as they
-    were. The forward pass has already put the NaN into moving averages such as batch
-    statistics, which would keep it for good. So if a floating-point entry that was
-    finite is not any more, all floating-point leaves stay as they were; others, such as
-    counts, go on.
+    A step with a NaN in its gradient can be skipped, which leaves the parameters as
+    they were. But its forward pass has already put the NaN into moving averages such as
+    batch statistics, which would keep it for good. So if any floating-point entry that
+    was finite no longer is, all floating-point leaves stay as they were; others, such
+    as counts, go on.
     """
     good = [
         (jnp.isfinite(x) | ~jnp.isfinite(before)).all()  # a mask of -inf stays one

@@ -1,4 +1,4 @@
-"""``fit``: train a task with a strategy, and record what it reached at what cost."""
+"""``fit``: train a task with a strategy; record what it reached, and at what cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,9 +71,9 @@ def fit(
         strategy: The algorithm, such as ``parsgd.local_sgd(optax.sgd(0.1))``.
         workers: W >= 1.
         local_steps: H >= 1. Must be 1 for methods that communicate in every step.
-        worker_batch: Batch of each worker. Exactly one of the two is given.
+        worker_batch: Batch of each worker. Give this or ``global_batch``.
         global_batch: Batch of all workers together, a multiple of W.
-        epochs: Budget in passes over the data. Exactly one budget is given.
+        epochs: Budget in passes over the data. Give exactly one of the three budgets.
         samples: Budget in samples of all workers together.
         rounds: Budget in rounds of ``local_steps`` steps.
         target_accuracy: Stop at the first evaluation that reaches it, in [0, 1].
@@ -81,25 +81,29 @@ def fit(
             counted.
         train_examples: Evaluate the training loss on at most this many examples.
         seed: Of the initial parameters, the data order and the randomness of the model,
-            such as dropout. Reducers with random codes have a ``seed`` of their own.
+            such as dropout; 0 to 2**32 - 1. Reducers with random codes have a ``seed``
+            of their own.
         placement: ``"auto"``, ``"vmap"``, ``"shard_map"``, ``"pmap"`` or ``"debug"``.
         devices: How many devices, or which; see `parsgd.place`.
         tail: An epoch's last partial batch: ``"drop"`` or ``"weight"``.
         shards: ``"reshuffled"`` among the workers in every epoch, or ``"fixed"``: each
             worker keeps its part of the data, and with shard_map on several devices
             each has only its own workers' part to train on in its memory.
-        label_skew: Part of the examples that is dealt to fixed shards sorted by label,
-            from 0, where they are alike, to 1; see `parsgd.data.fixed_shards`.
-        micro_batches: Gradient accumulation: equal parts of each worker's batch.
+        label_skew: Share of the examples that is sorted by label before it is dealt to
+            fixed shards, from 0 (shards are alike) to 1; see
+            `parsgd.data.fixed_shards`.
+        micro_batches: Gradient accumulation: in how many equal parts each worker takes
+            its batch; a divisor of the worker's batch.
         max_bad_rounds: Stop as diverged after so many rounds in a row with a
             non-finite training loss.
         logged_learning_rate: Schedule ``step -> rate`` to write into the records; the
             optimizer has its own.
         check_replicas: After each dispatch compare the devices' copies of what workers
             share, bit for bit.
-        checkpoints: Where and how often to save; a run that the folder holds goes on,
-            see `parsgd.Checkpoints`.
-        observer: Is told of the start, the progress and each record.
+        checkpoints: Where and how often to save. If the folder holds a run, that run
+            goes on; see `parsgd.Checkpoints`.
+        observer: Is told of the start, the progress and each record; see
+            `parsgd.Observer`.
 
     Returns:
         A `Run`. Each record in its history has ``round, step, samples, epoch``;
@@ -110,7 +114,13 @@ def fit(
         norm of the mean; and ``learning_rate``.
 
     Raises:
-        UserError: Sizes, budget or placement that do not fit together.
+        UserError: Before the first step: ``task``, ``strategy`` or ``observer`` is of
+            another type; sizes, budget, phases, data and placement do not fit together;
+            or the strategy, the model or its metrics cannot be used. Also, of the
+            folder of ``checkpoints``: it is in use, cannot be read or written, or holds
+            something else, another run, or one with nothing left to do.
+        RuntimeError: With ``check_replicas``, copies differ between devices.
+        Exception: Whatever the user's own task, strategy, schedule or observer raises.
 
     Example:
         >>> import optax, parsgd
@@ -270,10 +280,10 @@ def _refuse_over(
 def _check_alike(
     facts: dict[str, Any], checkpoints: Checkpoints | None, **more: Any
 ) -> None:
-    """Refuse processes that differ in what decides where they meet."""
+    """Refuse processes whose arguments would have them wait for each other for ever."""
     if checkpoints is not None:
         check_settings(checkpoints)
-        # Of these one process's are taken, or they are compared elsewhere.
+        # Not these: one process's are taken, or they are compared elsewhere.
         other = ("folder", "config", "overrides", "again", "quiet")
         more |= {k: v for k, v in checkpoints._asdict().items() if k not in other}
     check_alike(facts | more)

@@ -132,9 +132,7 @@ def sources(tmp_path, monkeypatch):
     (tmp_path / "own.txt").write_text("to be or not to be " * 50)
     images = Split(np.zeros((20, 28, 28, 1), np.uint8), np.arange(20, dtype="i4") % 10)
     clothes = Dataset("fashion_mnist", images, images, 10, as_floats)
-    monkeypatch.setattr(
-        "parsgd.tasks.sources.load_fashion_mnist", lambda *, data_dir: clothes
-    )
+    monkeypatch.setattr("parsgd.data.load_fashion_mnist", lambda *, data_dir: clothes)
     files = {"npz": "own.npz", "csv": "own.csv", "text": "own.txt"}
     return {task: f"task.path={tmp_path / name}" for task, name in files.items()}
 

@@ -79,9 +79,7 @@ def test_K5_commands_compose(path, command, tmp_path, monkeypatch):  # noqa: F81
         np.zeros((60000, 28, 28, 1), "u1"), np.arange(60000, dtype="i4") % 10
     )
     clothes = Dataset("fashion_mnist", images, images, 10, as_floats)
-    monkeypatch.setattr(
-        "parsgd.tasks.sources.load_fashion_mnist", lambda *, data_dir: clothes
-    )
+    monkeypatch.setattr("parsgd.data.load_fashion_mnist", lambda *, data_dir: clothes)
     show, shown = traffic_table.show, []
     for name, *words in documents.commands(path):
         options = ["--dry-run"] if name == "train" else []

@@ -17,6 +17,16 @@ class Run(NamedTuple):
         summary: Sizes, placement, traffic and times of the run.
         readout: The final parameters.
         model_state: Other variables of the model, averaged over the workers.
+
+    Example:
+        >>> import optax, parsgd
+        >>> run = parsgd.fit(
+        ...     parsgd.breast_cancer(), parsgd.local_sgd(optax.sgd(0.1)), workers=4,
+        ...     local_steps=5, worker_batch=8, rounds=6)
+        >>> run.status, run.summary["stopped"], run.summary["steps"]
+        ('completed', 'budget', 30)
+        >>> run.history[-1]["test_accuracy"] > 0.9
+        True
     """
 
     status: str
@@ -27,7 +37,7 @@ class Run(NamedTuple):
     model_state: State
 
     def __repr__(self) -> str:
-        """In one line, where the arrays would be hundreds."""
+        """In one line; the arrays alone would take hundreds."""
         last = self.history[-1]
         scores = [
             f"{k}={last[k]:.4g}" for k in ("test_accuracy", "test_loss") if k in last

@@ -1,42 +1,10 @@
-"""Batch and learning-rate rules: what a larger batch does to the learning rate.
-
-A base learning rate was tuned for a *reference batch* B0. For a global batch B, with
-``kappa = B / B0``, a rule multiplies hyperparameters:
-
-=============  ======================  ============================================
-rule           learning rate           with it
-=============  ======================  ============================================
-``none``       1
-``linear``     kappa                   gradual warm-up over 5 epochs, where kappa > 1
-``sqrt``       sqrt(kappa)
-``adam_sqrt``  sqrt(kappa)             1 - b1 and 1 - b2 by kappa, eps by
-                                       1 / sqrt(kappa)
-=============  ======================  ============================================
-
-At ``B = B0`` every factor is exactly 1. The learning rate of step t (optimizer steps
-of each worker) is ``base * factor(t) * schedule(t)``:
-
-    >>> import optax
-    >>> from parsgd import scaling
-    >>> rule = scaling.linear(reference_batch=256, warmup_epochs=0)
-    >>> rule.factor(1024)
-    4.0
-    >>> cosine = optax.cosine_decay_schedule(1.0, 1000)
-    >>> rate = scaling.learning_rate(0.1, rule.factor(1024), schedule=cosine)
-    >>> optimizer = optax.sgd(rate, momentum=0.9)
-"""
+"""The rules: what a larger batch does to the hyperparameters."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-import jax.numpy as jnp
-import optax
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from parsgd.errors import UserError
-
-Schedule: TypeAlias = Callable[[Any], Any]
 
 
 class Scaling(NamedTuple):
@@ -44,7 +12,7 @@ class Scaling(NamedTuple):
 
     Attributes:
         rule: Its name.
-        reference_batch: Global batch B0 that the base values were tuned for; None only
+        reference_batch: Global batch B0 for which the base values were tuned; None only
             where nothing is scaled.
         power: The learning rate's factor is ``kappa ** power``.
         warmup_epochs: Length of the gradual warm-up, in epochs.
@@ -77,6 +45,9 @@ class Scaling(NamedTuple):
             global_batch: B.
             base: The optimizer's arguments at the reference batch.
 
+        Returns:
+            ``b1``, ``b2`` and ``eps``, or nothing for rules that leave them alone.
+
         Raises:
             UserError: The rule is for Adam and ``base`` lacks ``b1, b2`` or ``eps``, or
                 the batch is too large for it.
@@ -101,6 +72,13 @@ def none(*, reference_batch: int | None = None, warmup_epochs: float = 0.0) -> S
     Args:
         reference_batch: Accepted and unused, so that rules can be compared in a sweep.
         warmup_epochs: Likewise: there is nothing to warm up to.
+
+    Returns:
+        A `Scaling` whose factor is always 1.
+
+    Example:
+        >>> none().factor(1024)
+        1.0
     """
     del reference_batch, warmup_epochs
     return Scaling("none", None)
@@ -111,16 +89,27 @@ def linear(*, reference_batch: int | None, warmup_epochs: float = 5.0) -> Scalin
 
     Args:
         reference_batch: B0 >= 1.
-        warmup_epochs: Epochs from the base rate to the scaled one; 5 in the paper.
+        warmup_epochs: Epochs from the base rate to the scaled one, 0 or more; 5 in the
+            paper.
+
+    Returns:
+        A `Scaling`.
 
     Raises:
         UserError: No reference batch, or a negative warm-up.
 
+    Example:
+        >>> linear(reference_batch=256).factor(1024)
+        4.0
+
     References:
         Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour",
-        2017. Its momentum correction is needed only where the rate stands inside the
-        velocity: `optax.sgd` multiplies the velocity by the rate, but `optax.lars` and
-        `optax.rmsprop` with momentum keep steps that were taken at earlier rates.
+        2017, https://arxiv.org/abs/1706.02677.
+
+    Differences from the paper:
+        Its momentum correction is left out: it is needed only where the rate is inside
+        the velocity. `optax.sgd` multiplies the velocity by the rate, but `optax.lars`
+        and `optax.rmsprop` with momentum keep steps that were taken at earlier rates.
     """
     return _scaling("linear", reference_batch, 1.0, warmup_epochs)
 
@@ -130,14 +119,24 @@ def sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
 
     Args:
         reference_batch: B0 >= 1.
-        warmup_epochs: Epochs from the base rate to the scaled one; none in the papers.
+        warmup_epochs: Epochs from the base rate to the scaled one, 0 or more; none in
+            the papers.
+
+    Returns:
+        A `Scaling`.
 
     Raises:
         UserError: No reference batch, or a negative warm-up.
 
+    Example:
+        >>> sqrt(reference_batch=256).factor(1024)
+        2.0
+
     References:
         Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
-        2014. Hoffer et al., "Train longer, generalize better", NeurIPS 2017.
+        2014, https://arxiv.org/abs/1404.5997.
+        Hoffer et al., "Train longer, generalize better", NeurIPS 2017,
+        https://arxiv.org/abs/1705.08741.
     """
     return _scaling("sqrt", reference_batch, 0.5, warmup_epochs)
 
@@ -145,19 +144,32 @@ def sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
 def adam_sqrt(*, reference_batch: int | None, warmup_epochs: float = 0.0) -> Scaling:
     """The square-root rule for Adam: learning rate, both betas and eps.
 
-    It is about the batch whose gradient Adam sees. In methods with local steps that is
-    ``worker_batch``, whatever the number of workers, and nothing calls for this rule.
+    The rule is about the batch whose gradient Adam sees. In methods with local steps
+    that is ``worker_batch``, whatever the number of workers, so the rule has no place
+    there.
 
     Args:
         reference_batch: B0 >= 1.
-        warmup_epochs: Epochs from the base rate to the scaled one; none in the paper.
+        warmup_epochs: Epochs from the base rate to the scaled one, 0 or more; none in
+            the paper.
+
+    Returns:
+        A `Scaling`, whose ``hyperparameters`` are those of `scale_adam`.
 
     Raises:
         UserError: No reference batch, or a negative warm-up.
 
+    Example:
+        >>> rule = adam_sqrt(reference_batch=256)
+        >>> rule.factor(1024)
+        2.0
+        >>> base = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+        >>> {k: round(v, 9) for k, v in rule.hyperparameters(1024, base).items()}
+        {'b1': 0.6, 'b2': 0.996, 'eps': 5e-09}
+
     References:
         Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
-        Algorithms", NeurIPS 2022.
+        Algorithms", NeurIPS 2022, https://arxiv.org/abs/2205.10287.
     """
     return _scaling("adam_sqrt", reference_batch, 0.5, warmup_epochs, adam=True)
 
@@ -178,7 +190,16 @@ def _scaling(rule, reference_batch, power, warmup_epochs, adam=False) -> Scaling
 def scale_adam(kappa: float, *, b1: float, b2: float, eps: float) -> dict[str, float]:
     """Adam's betas and eps for a batch kappa times as large.
 
-    ``1 - b1`` and ``1 - b2`` grow by kappa, ``eps`` shrinks by sqrt(kappa).
+    ``1 - b1`` and ``1 - b2`` are multiplied by kappa, ``eps`` by 1 / sqrt(kappa).
+
+    Args:
+        kappa: The global batch over the reference batch, above 0.
+        b1: Decay of the momentum, in [0, 1).
+        b2: Decay of the variance, in [0, 1).
+        eps: Added to the root of the variance, > 0.
+
+    Returns:
+        The three by name.
 
     Raises:
         UserError: A beta would become 0 or less: the batch is beyond the rule.
@@ -202,66 +223,3 @@ def scale_adam(kappa: float, *, b1: float, b2: float, eps: float) -> dict[str, f
         "b2": 1 - kappa * (1 - b2),
         "eps": eps / math.sqrt(kappa),
     }
-
-
-def learning_rate(
-    base: float,
-    factor: float = 1.0,
-    *,
-    warmup_steps: int = 0,
-    schedule: Schedule | None = None,
-) -> float | Schedule:
-    """The learning rate of an optimizer: a number where constant, else a schedule.
-
-    ``lr(t) = base * f(t) * schedule(t)`` with ``f(t) = 1 + (factor - 1) min(t/T, 1)``
-    for T warm-up steps: gradual warm-up starts at the *unscaled* rate. It only rises:
-    with a factor below 1 the rate is ``base * factor`` from the first step.
-
-    Args:
-        base: Rate at the reference batch.
-        factor: A rule's factor.
-        warmup_steps: T, in optimizer steps of each worker.
-        schedule: Relative rate by step, such as ``optax.cosine_decay_schedule(1.0,
-            steps)``; None for a constant one.
-
-    Example:
-        >>> rate = learning_rate(0.1, 4.0, warmup_steps=10)
-        >>> [round(float(rate(t)), 3) for t in (0, 5, 10, 99)]
-        [0.1, 0.25, 0.4, 0.4]
-        >>> learning_rate(0.1, 0.5, warmup_steps=10)
-        0.05
-    """
-    warming = warmup_steps > 0 and factor > 1
-    if not warming and schedule is None:
-        return base * factor
-
-    def rate(step):
-        value = base * factor
-        if warming:
-            done = jnp.minimum(step / warmup_steps, 1.0)
-            value = base * (1 + (factor - 1) * done)
-        return value if schedule is None else value * schedule(step)
-
-    return rate
-
-
-def step_decay(*, boundaries: Sequence[int], factor: float = 0.1) -> Schedule:
-    """Relative rate 1, times ``factor`` at each of the boundaries.
-
-    Args:
-        boundaries: Optimizer steps of each worker, at least 1; at one that is there
-            twice, as parts of a short run may be, the rate falls twice.
-        factor: In (0, 1]; 0.1 is the usual step on image tasks.
-
-    Example:
-        >>> decay = step_decay(boundaries=[10, 20])
-        >>> [round(float(decay(t)), 4) for t in (0, 11, 21)]
-        [1.0, 0.1, 0.01]
-    """
-    if not 0 < factor <= 1:
-        raise UserError(f"schedule.factor={factor}: must be in (0, 1]")
-    if any(step < 1 for step in boundaries):
-        raise UserError(f"schedule.boundaries={[*boundaries]}: must be 1 or more")
-    times = Counter(map(int, boundaries))
-    falls = {step: factor**count for step, count in times.items()}
-    return optax.piecewise_constant_schedule(1.0, falls)
