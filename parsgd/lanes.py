@@ -1,8 +1,8 @@
 """Workers that share a device: which of their values are equal, and taking turns.
 
-Lanes are workers that vmap runs together on one device. While it traces a program vmap
-knows for every value whether it depends on the lane. What does not is equal on all
-workers, whatever the data, and need be stored only once.
+Lanes are workers that vmap runs together on one device. While it traces a program, vmap
+knows of every value whether it depends on the lane. A value that does not is equal on
+all workers, whatever the data, and needs to be stored only once.
 """
 
 import functools
@@ -18,13 +18,16 @@ from parsgd.comm import LANES
 
 
 def shared_outputs(fn: Callable, workers: int, args: tuple, shared: tuple) -> Any:
-    """Which outputs of ``fn`` are equal on all workers whatever the data: a bool tree.
+    """Which outputs of ``fn`` are equal on all workers, whatever the data.
 
     Args:
         fn: One worker's program.
         workers: W.
         args: Arguments as stored: leaves that differ have a leading worker axis.
         shared: For each argument the tree (or one bool) of what workers share.
+
+    Returns:
+        A bool for each leaf of the outputs.
     """
     if workers == 1:
         return jax.tree.map(
@@ -59,9 +62,9 @@ def together(fn: Callable) -> Callable:
 def in_turn(fn: Callable) -> Callable:
     """``fn``, but lanes that vmap would run together run it one after the other.
 
-    One worker's arrays then stay in the cache while it works. A lane's results are
-    written into the loop's copy of arguments of the same shape and type, which it has
-    read by then and no other lane reads.
+    One worker's arrays then stay in the cache while it works. A lane's results replace
+    its own arguments of the same shape and type, in the loop's copy: it has read them
+    by then, and no other lane reads them.
 
     Args:
         fn: One worker's program, or a part of it that does not communicate.
@@ -95,7 +98,7 @@ def in_turn(fn: Callable) -> Callable:
             ]
             return carry, [x for x, i in zip(out, replaces, strict=True) if i is None]
 
-        # What a worker hands on as it got it, such as an anchor, is not copied.
+        # What a worker returns unchanged, such as an anchor, is not copied.
         start = [leaves[i] for i in written]
         carry, new = map(iter, lax.scan(turn, start, jnp.arange(lanes)))
         places = iter(replaces)
@@ -123,7 +126,7 @@ def _places(
     shared: Sequence[bool],
     lanes: int,
 ) -> tuple[list[int | None], list[int | None]]:
-    """For each output the argument that it is; for each other one that it may replace.
+    """Which argument each output is, or else may replace; None where there is none.
 
     Args:
         fn: One worker's program.
@@ -131,7 +134,11 @@ def _places(
         tree: Their structure.
         own: Which of them have a lane axis.
         shared: Which outputs all lanes share.
-        lanes: How many.
+        lanes: How many there are.
+
+    Returns:
+        For each output the argument that it is; and for each output that is none, the
+        argument that it may replace.
     """
     same_as: list[int | None] = []
     outputs: list[Any] = []
@@ -159,7 +166,7 @@ def _places(
 
 
 def axes(shared: Any) -> Any:
-    """Vmap's axes for a tree of what workers share."""
+    """The axes that vmap maps over, from a tree of what workers share."""
     return jax.tree.map(lambda same: None if same else 0, shared)
 
 

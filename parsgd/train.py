@@ -63,8 +63,8 @@ def fit(
 
     Each worker takes ``local_steps`` optimizer steps on its own batches, then they
     synchronise: that is a round. The budget counts the work of all workers: runs of
-    equal ``samples`` agree to within one global batch whatever W is, those of equal
-    ``epochs`` but for what ``tail="drop"`` leaves out.
+    equal ``samples`` agree to within one global batch whatever W is, and those of
+    equal ``epochs`` up to what ``tail="drop"`` leaves out.
 
     Args:
         task: Data, model and loss, such as ``parsgd.digits()``.
@@ -77,8 +77,8 @@ def fit(
         samples: Budget in samples of all workers together.
         rounds: Budget in rounds of ``local_steps`` steps.
         target_accuracy: Stop at the first evaluation that reaches it, in [0, 1].
-        evaluations: How often to evaluate, evenly spaced over the rounds, the start not
-            counted.
+        evaluations: How often to evaluate after the start, evenly spaced over the
+            rounds.
         train_examples: Evaluate the training loss on at most this many examples.
         seed: Of the initial parameters, the data order and the randomness of the model,
             such as dropout; 0 to 2**32 - 1. Reducers with random codes have a ``seed``
@@ -94,7 +94,7 @@ def fit(
             `parsgd.data.fixed_shards`.
         micro_batches: Gradient accumulation: in how many equal parts each worker takes
             its batch; a divisor of the worker's batch.
-        max_bad_rounds: Stop as diverged after so many rounds in a row with a
+        max_bad_rounds: Stop as diverged after this many rounds in a row with a
             non-finite training loss.
         logged_learning_rate: Schedule ``step -> rate`` to write into the records; the
             optimizer has its own.

@@ -15,13 +15,19 @@ def load_breast_cancer(*, test_fraction: float = 0.2, split_seed: int = 0) -> Da
     Args:
         test_fraction: Share of the rows held out; the default keeps 455 for training
             and 114 for testing, by a permutation of all rows.
-        split_seed: Of that permutation, independent of a run's seed.
+        split_seed: Of that permutation, 0 or more; independent of a run's seed.
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        UserError: The fraction leaves a split empty, or the seed is negative.
 
     References:
         Wolberg et al, `Breast Cancer Wisconsin (Diagnostic)
         <https://archive.ics.uci.edu/dataset/17>`_, 1995
     """
-    # Imported here: scikit-learn takes a second, which other tasks need not pay.
+    # Imported here: scikit-learn takes a second, which other tasks are spared.
     from sklearn.datasets import load_breast_cancer as read
 
     x, y = (np.asarray(array) for array in read(return_X_y=True))

@@ -1,4 +1,4 @@
-"""Whether data are those of another run, told by their bytes."""
+"""A checksum of a data set, which tells whether two runs had the same data."""
 
 import weakref
 import zlib
@@ -12,7 +12,7 @@ _KNOWN: dict[int, tuple[weakref.ref, int]] = {}
 
 
 def data_checksum(data: Dataset) -> str:
-    """Of both splits' arrays; one that nobody can write is read once."""
+    """The checksum of both splits' arrays; read-only arrays are read only once."""
     sums = [_checksum(x) for x in (*data.train, *data.test)]
     return f"{zlib.crc32(np.array(sums, np.uint32).tobytes()):08x}"
 
@@ -30,7 +30,7 @@ def _checksum(x: Any) -> int:
 
 
 def _writeable(x: Any) -> bool:
-    """Whether somebody can write into an array, or into what it is a view of."""
+    """Whether an array can be written to, directly or through what it is a view of."""
     while isinstance(x, np.ndarray):
         if x.flags.writeable:
             return True

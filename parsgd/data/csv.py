@@ -1,4 +1,4 @@
-"""The user's own table, from a CSV file."""
+"""A user's own table, from a CSV file."""
 
 import functools
 import re
@@ -33,7 +33,8 @@ MISSING = (
     "Null",
     "NULL",
 )
-# Empty, as polars makes several such names differ, and as pandas writes them.
+# Names of columns without one: as in the file, as polars tells several apart, and as
+# pandas reads and writes them.
 UNNAMED = re.compile(r"(_duplicated_\d+)?|Unnamed: \d+")
 
 
@@ -54,14 +55,18 @@ def load_csv(
             or strings. All other columns are inputs. Spaces around names and values do
             not count.
         separator: The character between columns.
-        test_fraction: Share of the rows held out.
-        split_seed: Of the permutation that chooses them.
-        standardize: Shift and scale each column by the training split's statistics.
+        test_fraction: Share of the rows held out, in (0, 1).
+        split_seed: Of the permutation that chooses them, 0 or more.
+        standardize: Whether to shift and scale each column by the training split's
+            statistics.
+
+    Returns:
+        A `Dataset` named like the file.
 
     Raises:
-        UserError: The file, its header line or the column is missing, or a column has
-            no name, or missing, NaN or non-numeric values. ``?``, ``nan``, ``NA``,
-            ``N/A`` and ``null`` are missing values, as labels too.
+        UserError: The file, its header line or the label column is missing, or a column
+            has no name, or missing, NaN or non-numeric values. ``?``, ``nan``, ``NA``,
+            ``N/A`` and ``null`` are missing values, in the label column too.
     """
     file = existing_file(path, "csv")
     # A changed file is another data set: its time is part of the cache's key.
@@ -96,7 +101,7 @@ def _load(
 
 
 def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
-    """Whether the inputs' names are numbers; but not the columns' own, from 0 or 1.
+    """Whether the inputs' names are numbers, but not those of the columns in order.
 
     Example:
         >>> _looks_like_data(["5.1", "3.5", "a"], ["5.1", "3.5"])
@@ -104,7 +109,7 @@ def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
         >>> _looks_like_data(["0", "1", "2"], ["0", "2"])
         False
     """
-    # Polars makes the second of two equal ones another name.
+    # Polars renames the second of two equal names.
     plain = [name.partition("_duplicated_")[0] for name in inputs]
     try:
         numbers = [*map(float, plain)]
@@ -115,7 +120,7 @@ def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Words without spaces around them, or the numbers that they are; missing as null.
+    """A column of words as numbers, if they are; stripped, with missing ones as null.
 
     Polars leaves numbers as words where one is missing or has spaces around it.
     """
@@ -135,7 +140,7 @@ def _plain(column: Any) -> Any:
 
 
 def _refuse_unnamed(table: Any, file: Path) -> None:
-    """A column that was not meant: pandas writes the rows' numbers as one."""
+    """Refuse a column without a name, such as the row numbers that pandas writes."""
     for at, name in enumerate(table.columns, 1):
         if not UNNAMED.fullmatch(name):
             continue
@@ -154,7 +159,7 @@ def _refuse_unnamed(table: Any, file: Path) -> None:
 
 
 def _counts(column: Any) -> bool:
-    """Whether a column numbers the rows; of few it may well be a value."""
+    """Whether a column numbers the rows; if these are few, it may well be a value."""
     whole = column.dtype.is_integer() and len(column) > 9
     return bool(whole and (column.diff() == 1).all())
 
@@ -180,7 +185,7 @@ def _table(
     import polars as pl
 
     try:
-        # Types from the whole file: a late word must not become a null.
+        # Types from the whole file: a word far down must not become a null.
         _check_text(file)
         table = pl.read_csv(file, separator=separator, infer_schema_length=None)
         table = table.rename({name: name.strip() for name in table.columns})
@@ -234,7 +239,7 @@ def _table(
     y = column.to_numpy()
     if column.dtype == pl.String:
         y = y.astype(np.str_)
-    # Rows that are sorted by class are known by their number.
+    # Where rows are sorted by class, their number gives the class away.
     notes = tuple(
         f"csv: column {name!r} counts the rows and is an input like the others; "
         "remove it where it is only their number"
@@ -245,7 +250,7 @@ def _table(
 
 
 def _check(column: Any, file: Path, *, label: bool) -> None:
-    """Refuse values that are missing, or that are no numbers in a column of inputs."""
+    """Refuse missing values, and in a column of inputs those that are no numbers."""
     import polars as pl
 
     NARROW = (pl.Int64, pl.UInt64, pl.Int32, pl.UInt32)

@@ -27,13 +27,13 @@ class Dataset(NamedTuple):
     """Training and test examples with everything a model needs to read them.
 
     Attributes:
-        name: How tables and logs call it.
+        name: Its name in tables and logs.
         train: Examples to learn from, a `Split`.
         test: Held-out examples, a `Split`.
         classes: Number of classes (for text the size of the vocabulary).
         prepare: Traced on the device once per batch, storage -> model input, for
             example ``uint8`` pixels to standardised ``float32``.
-        notes: Lines that are said when a run starts.
+        notes: Lines that are shown when a run starts.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Standardize(NamedTuple):
 
 
 def as_floats(x: jax.Array) -> jax.Array:
-    """Float32 inputs that were prepared on the host already."""
+    """Inputs that were prepared on the host already, as ``float32``."""
     return jnp.asarray(x).astype(jnp.float32)
 
 
@@ -71,10 +71,13 @@ def as_tokens(x: jax.Array) -> jax.Array:
 
 
 def validate(data: Dataset) -> Dataset:
-    """Returns ``data`` if it can be trained on.
+    """Refuse a data set that cannot be trained on.
 
     Args:
         data: The data set to check.
+
+    Returns:
+        ``data`` itself.
 
     Raises:
         UserError: A split is empty, its ``x`` and ``y`` differ in length, the splits
@@ -106,9 +109,9 @@ def validate(data: Dataset) -> Dataset:
 
 
 def shared(data: Dataset) -> Dataset:
-    """Validates ``data`` and makes its arrays read-only.
+    """Validate ``data`` and make its arrays read-only.
 
-    For loaders, which hand the same arrays to everyone who asks in this process.
+    For loaders, which return the same arrays to every caller in this process.
     """
     for array in (*data.train, *data.test):
         array.setflags(write=False)
@@ -116,7 +119,7 @@ def shared(data: Dataset) -> Dataset:
 
 
 def check_finite(x: np.ndarray, where: str) -> None:
-    """Raises `UserError` if an example of ``x [N, ...]`` holds NaN or infinity."""
+    """Raise `UserError` if an example of ``x [N, ...]`` has NaN or infinity in it."""
     if not np.issubdtype(x.dtype, np.floating):
         return
     bad = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)

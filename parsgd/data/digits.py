@@ -15,13 +15,19 @@ def load_digits(*, test_fraction: float = 0.2, split_seed: int = 0) -> Dataset:
     Args:
         test_fraction: Share of the images held out; the default keeps 1,438 for
             training and 359 for testing, by a permutation of all images.
-        split_seed: Of that permutation, independent of a run's seed.
+        split_seed: Of that permutation, 0 or more; independent of a run's seed.
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        UserError: The fraction leaves a split empty, or the seed is negative.
 
     References:
         Alpaydin, Kaynak, `Optical Recognition of Handwritten Digits
         <https://archive.ics.uci.edu/dataset/80>`_, 1998
     """
-    # Imported here: scikit-learn takes a second, which other tasks need not pay.
+    # Imported here: scikit-learn takes a second, which other tasks are spared.
     from sklearn.datasets import load_digits as read
 
     x, y = read(return_X_y=True)

@@ -36,12 +36,15 @@ def load_fashion_mnist(*, data_dir: str | Path | None = None) -> Dataset:
     The four files (``train-images-idx3-ubyte.gz`` and so on) are read from
     ``data_dir``, or else from the folder that the environment variable ``PARSGD_DATA``
     names. Without either they are looked for in the user's cache folder, and where
-    Debian's package dataset-fashion-mnist installs them; if they are nowhere, they are
-    downloaded into the cache, with their checksums verified. A folder may hold them
+    Debian's package dataset-fashion-mnist installs them; if they are in neither, they
+    are downloaded into the cache and their checksums verified. A folder may hold them
     directly or in ``fashion-mnist/``, compressed or not.
 
     Args:
-        data_dir: The one folder to read; nothing else is tried then.
+        data_dir: The only folder to look in; None for the places above.
+
+    Returns:
+        A `Dataset` with 60,000 images for training and 10,000 for testing.
 
     Raises:
         UserError: The files are nowhere and cannot be downloaded, or are damaged.
@@ -64,7 +67,7 @@ def _folder(data_dir: Path | None) -> Path:
 
 
 def _named(by: str, place: Path) -> Path:
-    """The one folder that was asked for: another one's images may be others."""
+    """The one folder that was asked for: those elsewhere may be other images."""
     if found := _in(place.expanduser()):
         return found
     unset = "" if by == "data_dir" else ", or unset it to have them found elsewhere"

@@ -1,4 +1,4 @@
-"""The user's own arrays, from a NumPy archive."""
+"""A user's own arrays, from a NumPy archive."""
 
 import functools
 import zlib
@@ -32,11 +32,14 @@ def load_npz(
         y: Key of the labels: whole numbers or strings.
         x_test: Key of the held-out inputs; None splits ``x`` and ``y`` instead.
         y_test: Key of the held-out labels, given exactly when ``x_test`` is.
-        test_fraction: Share of the rows held out if there are no test keys.
-        split_seed: Of the permutation that chooses them.
-        standardize: Shift and scale by the training split's statistics: per column for
-            matrices, by one number each for images. ``uint8`` stays ``uint8`` in
-            memory.
+        test_fraction: Share of the rows held out if there are no test keys, in (0, 1).
+        split_seed: Of the permutation that chooses them, 0 or more.
+        standardize: Whether to shift and scale by the training split's statistics: per
+            column for matrices, by one mean and one deviation for images. ``uint8``
+            stays ``uint8`` in memory.
+
+    Returns:
+        A `Dataset` named like the file.
 
     Raises:
         UserError: The file or a key is missing, or the arrays cannot be used.
@@ -61,7 +64,7 @@ def _load(
     standardize: bool,
 ) -> Dataset:
     del modified
-    # NumPy leaves a file open where it finds no archive in it.
+    # NumPy leaves the file open if it finds no archive in it.
     with file.open("rb") as stream:
         arrays = _arrays(file, stream, keys)
     train = arrays[0], arrays[1]

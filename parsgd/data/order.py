@@ -9,8 +9,8 @@ With ``B = W * b`` the global batch, epoch ``e`` has one permutation ``p_e`` of 
 So shards are disjoint, every example comes once per epoch, synchronous SGD sees the
 same samples for every W at equal B, and a resumed run needs only its step.
 
-With fixed shards each worker has a permutation of its own ones in each epoch, drawn
-from ``(seed, e, w)``, and takes b of them per step.
+With fixed shards each worker permutes its own examples in each epoch, drawn from
+``(seed, e, w)``, and takes b of them per step.
 """
 
 import functools
@@ -25,7 +25,7 @@ from parsgd.errors import UserError
 from parsgd.words import counted
 
 LARGEST_SEED = 2**32 - 1
-MANY = 1 << 20  # examples of which few permutations are kept
+MANY = 1 << 20  # examples, beyond which fewer permutations are cached
 Tail = Literal["drop", "weight"]
 
 
@@ -33,17 +33,17 @@ Tail = Literal["drop", "weight"]
 class Order:
     """The order of a run: ``batch = f(seed, epoch, step, worker)``.
 
-    What was drawn is kept for a while, but only to save time: the fields alone decide.
+    Permutations are cached for a while, but only to save time: the fields alone decide.
     ``N`` is rarely a multiple of ``B``; ``tail`` says what becomes of the rest ``n``:
 
-    - ``"drop"``: those ``n`` examples sit out this epoch (others the next: the
-      permutation changes).
+    - ``"drop"``: those ``n`` examples sit out this epoch (in the next one others do, as
+      the permutation changes).
     - ``"weight"``: they form a last, partial global batch. Its slots carry the weight
       ``B / n``, the remaining slots are padded with the epoch's first examples at
       weight 0, so the mean over all ``B`` slots of ``weight * loss`` is exactly the
-      mean over the ``n`` examples, and batch statistics still see real data. That is
-      where gradients are averaged in every step; with local steps each worker weighs
-      what it has of that batch by ``B / n``.
+      mean over the ``n`` examples, and batch statistics still see real data. This
+      holds where gradients are averaged in every step; with local steps each worker
+      weights its part of that batch by ``B / n``.
 
     Attributes:
         examples: N, the size of the training set.
@@ -53,7 +53,7 @@ class Order:
         tail: ``"drop"`` or ``"weight"``.
         shards: ``"reshuffled"``: every epoch deals all examples out anew.
             ``"fixed"``: each worker keeps its part, see `parsgd.data.fixed_shards`.
-        label_skew: Part of the examples that fixed shards sort by label, 0 to 1.
+        label_skew: Share of the examples that fixed shards sort by label, 0 to 1.
         labels: Class of each example, ``[N]``, for a ``label_skew`` above 0.
 
     Raises:
@@ -228,7 +228,7 @@ class Order:
 
     @functools.cached_property
     def _epochs(self) -> dict[int, np.ndarray]:
-        """The last two epochs of fixed shards that were asked for."""
+        """The last two epochs of fixed shards that were requested."""
         return {}
 
 
@@ -289,7 +289,7 @@ def _advice(order: Order) -> str:
 
 
 def _nearest(global_batch: int, workers: int) -> str:
-    """Valid values beside what was asked: batches first, then worker counts."""
+    """The nearest valid values: batches first, then worker counts."""
     lower = global_batch // workers * workers
     batches = [str(size) for size in (lower, lower + workers) if size > 0]
     divisors = [w for w in range(1, global_batch + 1) if global_batch % w == 0]

@@ -17,7 +17,7 @@ def from_arrays(
     *,
     standardize: bool = True,
 ) -> Dataset:
-    """A validated data set from arrays as users have them.
+    """A validated data set from a user's arrays.
 
     Labels of any whole numbers or strings become ``0 .. classes - 1`` in sorted
     order. ``uint8`` inputs (images) stay ``uint8`` and are standardised on the device
@@ -30,6 +30,9 @@ def from_arrays(
         train: Finite inputs ``[N, ...]`` and labels ``[N]``.
         test: The same for the held-out examples.
         standardize: False leaves the values as they are (as ``float32``).
+
+    Returns:
+        A `Dataset` with read-only arrays.
 
     Raises:
         UserError: As `parsgd.data.validate`, or if the labels cannot be class ids, or
@@ -53,8 +56,8 @@ def from_arrays(
             with np.errstate(over="ignore", invalid="ignore"):
                 mean = x_train.mean(axis=axis, dtype=np.float64)
                 std = x_train.std(axis=axis, dtype=np.float64)
-            # A constant column carries nothing: it becomes 0, not 0 / 0, nor what
-            # rounding its mean leaves.
+            # A constant column carries nothing: it becomes 0, not 0 / 0, and not the
+            # rounding error of its mean.
             least, most = x_train.min(axis=axis), x_train.max(axis=axis)
             mean = np.where(least == most, least, mean)
             std = np.where(least == most, 1.0, std)
@@ -73,7 +76,7 @@ def from_arrays(
 
 
 def _check_spread(name: str, std: np.ndarray, largest: np.ndarray) -> None:
-    """Refuse values whose squares no float64 holds: scaled, all would be 0 or NaN."""
+    """Refuse values whose squares exceed float64: scaled, all would be 0 or NaN."""
     bad = ~(np.isfinite(std) & (std > 0))
     if bad.any():
         first = int(bad.argmax())
@@ -86,7 +89,7 @@ def _check_spread(name: str, std: np.ndarray, largest: np.ndarray) -> None:
 
 
 def existing_file(path: str | Path, source: str) -> Path:
-    """The path of a file that exists, absolute; ``source`` names who asks for it."""
+    """The absolute path of a file that exists; ``source`` names the task in errors."""
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         folder = " (it is a folder)" if file.is_dir() else ""

@@ -1,7 +1,7 @@
 """Fixed shards: which examples each worker keeps for the whole run.
 
-Workers that always see the same part of the data, and workers whose parts differ, are
-what local steps, compression without feedback and momentum of one's own suffer from.
+Local steps, compression without feedback and local momentum suffer where workers always
+see the same part of the data, and more so where these parts differ in their labels.
 """
 
 import numbers
@@ -13,11 +13,11 @@ from parsgd.errors import UserError
 from parsgd.words import counted
 
 Shards = Literal["reshuffled", "fixed"]
-_STREAM = 1 << 31  # of a seed's random numbers; the first ones are the epochs'
+_STREAM = 1 << 31  # of a seed's random numbers; the first streams are the epochs'
 
 
 def check_shards(shards: str, label_skew: float, labels: np.ndarray | None) -> None:
-    """Refuse a way to shard that does not exist, or does not fit the data.
+    """Refuse a kind of shards that does not exist, or does not fit the data.
 
     Raises:
         UserError: Says what to set.
@@ -47,13 +47,13 @@ def fixed_shards(
 ) -> np.ndarray:
     """All examples, worker by worker.
 
-    A part ``label_skew`` of the examples, drawn at random, is sorted by label before
-    it is dealt out, so that each worker gets neighbouring labels, and so few of them;
-    the rest is dealt at random. 0 makes shards that are alike, 1 those that differ.
+    A share ``label_skew`` of the examples, drawn at random, is sorted by label before
+    it is dealt out, so that each worker gets neighbouring labels, and only a few; the
+    rest is dealt at random. With 0 the shards are alike, with 1 they differ most.
 
     Args:
         examples: N.
-        seed: With the skew it determines the shards.
+        seed: With the skew it determines the shards; 0 or more.
         label_skew: 0 to 1.
         labels: Class of each example, ``[N]``; needed for a skew above 0.
 
@@ -61,15 +61,17 @@ def fixed_shards(
         ``[N] int32``, a permutation; `shard_starts` cuts it for any number of workers.
 
     Raises:
-        UserError: A skew outside of its range, or examples without one label each.
+        UserError: A skew out of range, or examples without one label each.
 
     Example:
         >>> labels = np.array([0, 1, 2, 0, 1, 2])
         >>> labels[fixed_shards(6, labels=labels, label_skew=1.0)].tolist()
         [0, 0, 1, 1, 2, 2]
 
-    Source: skewed label partitions of Hsieh, Phanishayee, Mutlu, Gibbons: The Non-IID
-    Data Quagmire of Decentralized Machine Learning, ICML 2020, section 3.
+    References:
+        Hsieh, Phanishayee, Mutlu and Gibbons, "The Non-IID Data Quagmire of
+        Decentralized Machine Learning", ICML 2020, section 3 (skewed label partitions),
+        https://arxiv.org/abs/1910.00189.
     """
     labels = None if labels is None else np.asarray(labels)
     check_shards("fixed", label_skew, labels)
@@ -83,7 +85,7 @@ def fixed_shards(
     if size == 0 or labels is None:
         return order
     alike, rest = order[:size], order[size:]
-    # Every worker's shard gets its part of both.
+    # Interleaved, so that every worker's shard gets its share of both.
     places = np.zeros(examples, bool)
     places[np.arange(size) * examples // size] = True
     rows = np.empty_like(order)

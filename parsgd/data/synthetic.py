@@ -37,7 +37,10 @@ def make_synthetic(
         separation: Distance of the cluster centers in standard deviations of a
             cluster; 0 makes them one. Not used by a teacher.
         label_noise: Share of the training labels replaced by random ones, in [0, 1].
-        data_seed: Of everything here, independent of a run's seed.
+        data_seed: Of everything here, 0 or more; independent of a run's seed.
+
+    Returns:
+        A `Dataset`.
 
     Raises:
         UserError: A size too small, an unknown kind, or a value out of its range.
@@ -61,7 +64,7 @@ def make_synthetic(
             f"synthetic: separation={separation} must be 0 or more, and "
             f"label_noise={label_noise} between 0 and 1."
         )
-    # Streams of their own: a larger training split leaves rule and test split alone.
+    # Separate streams: a larger training split leaves the rule and test split alone.
     rule, train, test, noise = np.random.default_rng(data_seed).spawn(4)
     draw = _clusters if kind == "clusters" else _teacher
     label = draw(rule, features=features, classes=classes, separation=separation)

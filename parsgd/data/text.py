@@ -19,7 +19,7 @@ def load_text(
 ) -> Dataset:
     """Windows of T bytes ``[N, T] uint8`` and the byte after each, 256 classes.
 
-    The text is cut once by position: its last part is the test split, so no test text
+    The text is cut once, by position: its last part is the test split, so no test text
     is in the training split. Windows follow each other without overlap.
 
     Args:
@@ -28,6 +28,9 @@ def load_text(
             version of Python).
         context: T, bytes per window.
         test_fraction: Share of the text held out, in (0, 1).
+
+    Returns:
+        A `Dataset`, named ``text`` or like the file.
 
     Raises:
         UserError: The file is missing, not UTF-8, or too short for one window in each

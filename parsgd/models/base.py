@@ -1,8 +1,7 @@
 """One interface for every kind of model: two pure functions.
 
-`as_model` turns what users have (a flax linen module, a flax nnx class, a pair of
-pure functions) into it. The per-library adaptors stand in ``linen.py`` and
-``nnx.py`` beside this file.
+`as_model` turns what users have (a flax linen module, a flax nnx class, a pair of pure
+functions) into it. The adaptors for each library are in ``linen.py`` and ``nnx.py``.
 """
 
 import inspect
@@ -17,7 +16,7 @@ from parsgd.gradient import Params, State
 
 
 class Model(NamedTuple):
-    """A model as two pure functions; both trace, vmap and scan.
+    """A model as two pure functions, which can be traced, vmapped and scanned.
 
     Attributes:
         init: ``(key, x) -> (params, model_state)`` with ``x`` a batch of model inputs
@@ -53,6 +52,9 @@ def as_model(module: Any) -> Model:
               ``init(key, x) -> params`` and ``apply(params, x) -> logits``, where
               ``apply`` may also have keywords ``key`` and ``train``.
             - a `Model`, returned as it is.
+
+    Returns:
+        The `Model`.
 
     Raises:
         UserError: ``module`` is not one of these.
@@ -99,7 +101,7 @@ def as_model(module: Any) -> Model:
 
 
 def mode_keywords(call: Callable[..., Any], *, train: bool) -> dict[str, Any]:
-    """The training-mode keyword that ``call`` has, if any, with its value."""
+    """The keywords of ``call`` that set the mode, if any, with their values."""
     names = inspect.signature(call).parameters
     modes = {
         "train": train,

@@ -1,4 +1,4 @@
-"""What the built-in models share: the data set tells them how many classes it has."""
+"""What the built-in models share: the data set sets their number of classes."""
 
 import jax
 from flax import linen as nn
@@ -7,7 +7,7 @@ from parsgd.errors import UserError
 
 
 class Classifier(nn.Module, kw_only=True):
-    """A linen module whose number of outputs may be left to the task.
+    """A linen module whose number of outputs can be left to the task.
 
     Attributes:
         classes: Number of logits per example; None is replaced by the data set's
@@ -17,7 +17,7 @@ class Classifier(nn.Module, kw_only=True):
     classes: int | None = None
 
     def for_classes(self, classes: int) -> "Classifier":
-        """This module, with ``classes`` outputs unless it has a number already."""
+        """This module, with ``classes`` outputs unless its number is set already."""
         return self if self.classes is not None else self.clone(classes=classes)
 
     def head(
@@ -40,13 +40,13 @@ class Classifier(nn.Module, kw_only=True):
 
 
 def check_sizes(name: str, **sizes: int) -> None:
-    """Raises `UserError` for a size below 1, naming the module and the argument."""
+    """Raise `UserError` for a size below 1, naming the module and the argument."""
     for key, size in sizes.items():
         if size < 1:
             raise UserError(f"{name}: {key}={size}: it must be at least 1.")
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Raises `UserError` for a dropout rate outside [0, 1)."""
+    """Raise `UserError` for a dropout rate outside [0, 1)."""
     if not 0.0 <= rate < 1.0:
         raise UserError(f"{name}: dropout={rate}: it must lie in [0, 1).")

@@ -2,7 +2,7 @@
 
 XLA's CPU convolution is fast on its own but about 8 times slower inside ``lax.scan``,
 and kernels that differ between vmapped workers turn it into a grouped convolution,
-slower still. A matrix product has neither fault::
+which is slower still. A matrix product has neither problem::
 
     patches [b, h, w, kh * kw * C]  @  kernel [kh * kw * C, F]  ->  [b, h, w, F]
 """
@@ -29,8 +29,8 @@ def patches(
 ) -> jax.Array:
     """All windows of the images, flattened: ``[b, H, W, C] -> [b, h, w, kh * kw * C]``.
 
-    Made of static slices, first along the rows and then of those along the columns:
-    ``kh + kw`` copies of longer runs instead of ``kh * kw`` short ones, forwards and
+    Made of static slices along the rows and then, of these, along the columns:
+    ``kh + kw`` copies of longer runs instead of ``kh * kw`` of short ones, forwards and
     in the gradient.
 
     Args:
@@ -114,16 +114,16 @@ class PatchConv(nn.Module):
 class PlaneConv(nn.Module):
     """A "SAME" convolution of stride 1 on planes: channels first, examples last.
 
-    ``[C, H, W, b] -> [F, H, W, b]``, with the parameters of ``flax.linen.Conv``. Every
-    shift of the window is one long copy, about twice as fast as `PatchConv`; inside
-    the built-in `CNN` the layout costs nothing.
+    ``[C, H, W, b] -> [F, H, W, b]``, with the parameters of ``flax.linen.Conv``. It is
+    about twice as fast as `PatchConv`, since every shift of the window is one long
+    copy; inside the built-in `CNN` the layout costs nothing.
 
     Attributes:
         features: F, output channels.
         kernel_size: Of both sides.
         use_bias: Whether a bias is added.
-        pool: Whether `max_pool` follows, before the bias: ``max(y) + c = max(y + c)``,
-            on a quarter of the numbers.
+        pool: Whether `max_pool` follows, before the bias: ``max(y) + c = max(y + c)``
+            adds it to a quarter of the numbers.
     """
 
     features: int
@@ -180,7 +180,7 @@ class CNN(Classifier, kw_only=True):
         classes: Number of logits; None takes the data set's number of classes.
 
     Note:
-        Its pooling has a gradient of its own, so that `jax.jvp` does not pass; see
+        Its pooling has a gradient of its own, so `jax.jvp` does not work; see
         `max_pool`.
 
     Raises:
@@ -220,7 +220,7 @@ class CNN(Classifier, kw_only=True):
             )
         x = x.transpose(3, 1, 2, 0)  # planes: [C, H, W, b]
         for channels in self.features:
-            if self.batch_norm:  # which would remove a bias again
+            if self.batch_norm:  # which would remove a bias
                 x = PlaneConv(channels, self.kernel_size, use_bias=False)(x)
                 x = max_pool(nn.BatchNorm(not train, axis=0, momentum=0.9)(x))
             else:

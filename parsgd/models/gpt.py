@@ -16,7 +16,8 @@ class GPT(Classifier, kw_only=True):
         x <- x + proj(softmax(mask(q k^T / sqrt(d))) v),   q, k, v = LN(x) W
         x <- x + W2 gelu(W1 LN(x))
 
-    The sequence length is that of the input of `init`; the vocabulary is ``classes``.
+    The sequence length is that of the input of `init`; the size of the vocabulary is
+    ``classes``.
 
     Attributes:
         width: D, size of the residual stream; a multiple of ``heads``.
@@ -66,14 +67,14 @@ class GPT(Classifier, kw_only=True):
                 "the text task, or another model for this one."
             )
         small = nn.initializers.normal(0.02)
-        # Each block adds two branches to the stream: keep its variance at one block's.
+        # Each block adds two branches to the stream: let all add the variance of one.
         branch = nn.initializers.normal(0.02 / (2 * self.layers) ** 0.5)
         if self.classes is None:
             raise UserError("GPT: set classes, the size of the vocabulary.")
         table = self.param("tokens", small, (self.classes, self.width))
         positions = self.param("positions", small, (1, tokens.shape[1], self.width))
         # As a product: the gradient of a lookup is a scatter, slow on CPU in a scan.
-        ids = tokens.astype(jnp.int32)  # bytes would be compared as such: 256 as 0
+        ids = tokens.astype(jnp.int32)  # compared as bytes, 256 would be 0
         x = jax.nn.one_hot(ids, self.classes, dtype=table.dtype) @ table + positions
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         for _ in range(self.layers):

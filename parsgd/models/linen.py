@@ -39,6 +39,6 @@ def linen_model(module: nn.Module) -> Model:
 
 
 def _streams(key: jax.Array) -> dict[str, jax.Array]:
-    # linen draws streams without a key of their own from "params".
+    # Linen draws streams that have no key of their own from "params".
     params, dropout = jax.random.split(key)
     return {"params": params, "dropout": dropout}

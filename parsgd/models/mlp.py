@@ -9,7 +9,7 @@ from parsgd.models.classifier import Classifier, check_rate, check_sizes
 
 
 class LogisticRegression(Classifier, kw_only=True):
-    """Softmax regression, ``logits = x W + c``: with a penalty a strictly convex task.
+    """Softmax regression, ``logits = x W + c``: strictly convex with a penalty.
 
     Starts from zero, so every seed has the same starting point.
 
@@ -69,9 +69,9 @@ class MLP(Classifier, kw_only=True):
 def mlp_258k(classes: int | None = None) -> MLP:
     """A medium network: dense 256-128-64-out, dropout 0.2.
 
-    The name counts the parameters for 847 inputs and 3 outputs, 258,432, as of
-    ``parsgd.synthetic(features=847, classes=3)``. On 28 x 28 images with 10 classes
-    the same layers have 242,752. The last layer has no bias.
+    Named after its 258,432 parameters for 847 inputs and 3 outputs, as with
+    ``parsgd.synthetic(features=847, classes=3)``. On 28 x 28 images with 10 classes the
+    same layers have 242,752. The last layer has no bias.
 
     Args:
         classes: Number of logits; None takes the data set's number of classes.
@@ -82,7 +82,7 @@ def mlp_258k(classes: int | None = None) -> MLP:
 def mlp_6_9m(classes: int | None = None) -> MLP:
     """A large network: dense 1024-1024-512-512-256-out, dropout 0.3.
 
-    The name counts the parameters for 4,800 inputs and 3 outputs, 6,885,376, as of
+    Named after its 6,885,376 parameters for 4,800 inputs and 3 outputs, as with
     ``parsgd.synthetic(features=4800, classes=3)``. On 28 x 28 images with 10 classes
     the same layers have 2,774,784. The last layer has no bias.
 

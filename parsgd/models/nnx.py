@@ -1,4 +1,4 @@
-"""Flax nnx modules as a `Model`: split into arrays and merged again in each call."""
+"""Flax nnx modules as a `Model`: split into arrays, and merged again in each call."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ from jax.core import Tracer
 from parsgd.errors import UserError
 from parsgd.models.base import Model, mode_keywords
 
-# What a call sows is for those who look at it, and no state.
+# What a call sows is for inspection, and not state.
 KINDS = (nnx.Param, nnx.RngState, nnx.Intermediate, ...)
 
 
@@ -47,7 +47,7 @@ def nnx_model(factory: Callable[..., Any]) -> Model:
 
     @functools.cache
     def blueprint():
-        """Structure without arrays, from an abstract call: nothing is computed."""
+        """The structure without arrays, from an abstract call: nothing is computed."""
         return jax.eval_shape(build, jax.ShapeDtypeStruct((), _key_dtype()))
 
     def init(key, x):
@@ -83,10 +83,10 @@ def _names_rngs(factory: Callable[..., Any]) -> bool:
 
 
 def _declare_arrays(module: nnx.Module) -> None:
-    """Have arrays that are plain attributes be state in a trace, as they are outside.
+    """Make arrays that are plain attributes state in a trace, as they are outside one.
 
-    Of a traced array flax does not always see that it is one, and keeps it as a
-    constant of the module's structure, which outlives the trace.
+    Flax does not always recognise a traced array, and keeps it as a constant of the
+    module's structure, which outlives the trace.
     """
     for _, node in nnx.iter_graph(module):
         if not isinstance(node, nnx.Pytree):
@@ -116,7 +116,7 @@ def _seeded(streams: nnx.State, key: jax.Array) -> nnx.State:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.zeros(leaf.shape, leaf.dtype)
         own = jax.random.fold_in(key, i)
-        # Several where nnx.split_rngs has split a stream, as for layers in a scan.
+        # Several keys if nnx.split_rngs has split the stream, as for layers in a scan.
         return jax.random.split(own, leaf.shape) if leaf.shape else own
 
     return jax.tree.unflatten(structure, [fresh(*pair) for pair in enumerate(leaves)])

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 def max_pool(x: jax.Array) -> jax.Array:
     """Maxima of 2 x 2 tiles of planes, ``[C, H, W, b] -> [C, H // 2, W // 2, b]``.
 
-    By reshaping: the gradient of a windowed reduction is a slow scatter on CPU. Of
-    equal maxima the first takes the gradient; to share it among them, as ``jnp.max``
-    does, would take another pass over all numbers. There is no forward mode: take
+    Done by reshaping: the gradient of a windowed reduction is a slow scatter on CPU. Of
+    equal maxima the first gets the gradient; sharing it among them, as ``jnp.max``
+    does, would need another pass over all numbers. There is no forward mode: compute
     Hessian-vector products as ``jax.vjp(jax.grad(loss), params)[1](v)``.
     """
     tiles = _tiles(x)
@@ -19,7 +19,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 
 
 def _larger(a: jax.Array, b: jax.Array) -> jax.Array:
-    # XLA's maximum on a CPU may drop NaN: a run that has diverged would not be seen.
+    # XLA's maximum on a CPU may drop NaN, which would hide that a run has diverged.
     return jnp.where(a > b, a, jnp.where(b >= a, b, a + b))
 
 

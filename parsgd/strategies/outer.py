@@ -40,7 +40,7 @@ def outer_loop(
         d = anchor - x,   anchor <- anchor + outer(d)       once, by all
         x <- anchor
 
-    ``d`` is a descent direction: plain averaging is ``outer = chain(all_reduce(),
+    ``d`` plays the part of a gradient: plain averaging is ``outer = chain(all_reduce(),
     optax.sgd(1.0))``, since ``anchor - mean(d) = mean(x)``. With another ``outer`` the
     same loop is FedAvg, FedAdam, SlowMo, DiLoCo, block momentum or, with a compressing
     reducer, any of them compressed.

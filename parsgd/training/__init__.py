@@ -1,1 +1,1 @@
-"""One run, from its sizes to its records; `parsgd.train` puts it together."""
+"""The parts of a run, from its sizes to its records; `parsgd.train` combines them."""

@@ -15,13 +15,17 @@ def earlier(
     changed: Mapping[str, Sequence[Any]],
     place: Mapping[str, Any],
 ) -> dict[str, list[Any]]:
-    """Other workers, settings and places that a run had, each until which step.
+    """Other numbers of workers, settings and places that a run had, and until when.
 
     Args:
         meta: What is stored with the checkpoint that the run goes on from, if any.
-        workers: How many go on.
-        changed: Settings that differ since, with the value before and after.
-        place: Where it goes on, see `place_of`. Seconds of two places do not compare.
+        workers: How many workers go on.
+        changed: Settings that have changed, with the values before and after.
+        place: Where it goes on, see `place_of`. Seconds measured in two places cannot
+            be compared.
+
+    Returns:
+        For each key of `EARLIER` pairs of what was and the step until which it was.
 
     Example:
         >>> was = {"workers": 8, "step": 20, "place": {"kind": "vmap", "devices": 1}}
@@ -38,7 +42,7 @@ def earlier(
     before = {key: old for key, (old, _) in changed.items() if key != "workers"}
     if meta and before:
         settings.append([before, meta["step"]])
-    # Earlier checkpoints do not tell of their place.
+    # Older checkpoints do not know their place.
     known = (meta or {}).get("place", {})
     moved = {key: old for key, old in known.items() if place.get(key) != old}
     if meta and moved:
@@ -47,7 +51,7 @@ def earlier(
 
 
 def place_of(placement: Placement) -> dict[str, Any]:
-    """What seconds depend on besides the run: the placement, and what it lies on."""
+    """What seconds depend on besides the run: the placement and its hardware."""
     device = placement.own_device
     place = {
         "kind": placement.kind,

@@ -26,12 +26,12 @@ from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
-REHEARSAL_STEPS = 64  # of a round; a longer one may be a large part of the run
-REHEARSAL_BYTES = 1 << 28  # a larger state is not copied for the sake of timing
+REHEARSAL_STEPS = 64  # of a round; a longer one may be a large share of the run
+REHEARSAL_BYTES = 1 << 28  # a larger state is not copied just for timing
 
 
 class Outcome(NamedTuple):
-    """What some rounds gave.
+    """What some rounds have produced.
 
     Attributes:
         state: All workers' state.
@@ -69,7 +69,7 @@ class Engine:
         devices: int | Sequence[int] | None = None,
         micro_batches: int = 1,
     ):
-        # Where devices are made out of cores, make them before the backend starts.
+        # On CPU devices are made out of cores: make them before the backend starts.
         prepare(devices)
         with cluster.busy():
             self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
@@ -91,9 +91,10 @@ class Engine:
         return self.placement.describe() + turns
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
-        """The first rounds of ``index [R, H, b]``.
+        """Some of the rounds of ``index [R, H, b]``, from the first on.
 
-        ``count`` is how many, and in which to measure the spread (-1: in none).
+        ``count`` is a pair: how many to run, and in which to measure the spread (-1:
+        in none).
         """
         todo, measured = count
 
@@ -112,19 +113,19 @@ class Engine:
         return lax.fori_loop(0, todo, body, carry)[:3]
 
     def init(self, key: jax.Array) -> TrainState:
-        """All workers' state at step 0; also moves the data to the devices."""
+        """All workers' state at step 0. Also moves the data to the devices."""
         with cluster.busy():
             self._data = self._shards.place(self.worker.task.data.train)
             init_key, run_key = jax.random.split(key)
-            # On one device and apart from the algorithm: the same program in every job
-            # of a sweep, so the compilation cache has it.
+            # On one device and without the algorithm: the same program in every job of
+            # a sweep, so the compilation cache has it.
             start = time.perf_counter()
             params, model = jax.jit(self.worker.task.init)(init_key)
             self.compile_seconds += time.perf_counter() - start
         if self.placement.processes > 1:
             # For the first collective gloo allows 30 s.
             cluster.exchange("readiness of the initial parameters", "")
-            # A model of the user's own may start from what differs between them.
+            # A user's model may start from something that differs between them.
             with cluster.together("the initial parameters"):
                 params, model = of_the_first((params, model), self.placement)
         same = (True, True, True)
@@ -153,12 +154,15 @@ class Engine:
         Args:
             state: Donated: its buffers are reused.
             phase: Index of the phase.
-            index: Of examples, ``[W, R, H, b]``, of which the first ``count`` of R
+            index: Of examples, ``[W, R, H, b]``; only the first ``count`` of the R
                 rounds are run.
             weight: Same shape, or None.
             count: Rounds to run.
             measure: Whether to measure the workers' spread in the last of them, for
                 which they exchange their parameters once more.
+
+        Returns:
+            An `Outcome`.
         """
         index = self._shards.local(index)
         batches = spmd.put((index, weight), self.placement, (False, False))
@@ -188,19 +192,19 @@ class Engine:
         return Outcome(state, losses[:, :count], float(apart), self.agreed(seconds))
 
     def agreed(self, value: float) -> float:
-        """Process 0's value on every process, where they decide by what they measured.
+        """Process 0's value on every process, for measurements that decide something.
 
-        Such as a time: processes that dispatch different numbers of rounds would wait
-        for each other for ever.
+        By a time of its own each process would dispatch another number of rounds, and
+        they would wait for each other for ever.
         """
         if self.placement.processes == 1:
             return value
         return float.fromhex(cluster.agree("measurement", float(value).hex()))
 
     def _rehearse(self, program: Any, args: tuple, local_steps: int) -> None:
-        """Run a round on a copy: what only a first call pays is not training time.
+        """Run a round on a copy, so that the cost of a first call is no training time.
 
-        Or none, where a round is long.
+        Where a round is long, the program is called without running any.
         """
         state = args[0]
         size = sum(x.nbytes for x in jax.tree.leaves(state))
@@ -239,7 +243,7 @@ class Engine:
         return jax.tree.map(lambda x: x.addressable_shards[0].data, out)
 
     def finite(self, state: TrainState) -> bool:
-        """Whether all parameters of all workers are."""
+        """Whether all parameters of all workers are finite."""
 
         def fn(state):
             return comm.total(jnp.int32(~all_finite(state.params)))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # they import this module
     from parsgd.training.engine import Engine
     from parsgd.training.meter import Record
 
-CHUNK = 2000  # rows; more gain nothing
-MEMORY = 2**30  # bytes: what any machine that trains has to spare
+CHUNK = 2000  # rows; larger chunks are no faster
+MEMORY = 2**30  # bytes, which any machine that trains can spare
 
 
 def evaluator(
@@ -37,16 +37,16 @@ def evaluator(
     """A function ``(params, model_state) -> {metric: mean over the split's examples}``.
 
     Every example counts once, whatever the chunk size: metrics are summed with weight 0
-    on padding and divided by the number of examples. Chunks are of about CHUNK rows a
-    device, or of as many as the compiler says need no more than MEMORY bytes of
-    activations: a language model with a long context has gigabytes for 2,000 rows.
+    on padding and divided by the number of examples. A chunk has about CHUNK rows per
+    device, or fewer where the compiler says that their activations need more than
+    MEMORY bytes: a language model with a long context needs gigabytes for 2,000 rows.
 
     Args:
         task: Whose ``metrics`` are averaged.
         split: The examples; they are moved to the device once.
         limit: Use this many of them, evenly spaced over the split; None for all.
         device: Where to evaluate.
-        devices: Or on all of these, each an equal part of the rows.
+        devices: Instead, evaluate on all of these, each an equal part of the rows.
     """
     x, y = split
     if limit is not None and len(x) > limit:
@@ -72,7 +72,7 @@ def evaluator(
         x, y, weight = chunk
         values = task.metrics(params, model, Batch(x, y))
         # where, not a product: a non-finite metric of a padding row must not count.
-        # In float32: sums of half-precision metrics would lose, or overflow.
+        # In float32: sums of half-precision metrics would lose digits, or overflow.
         wide = {k: v.astype(jnp.float32) for k, v in values.items()}
         return {k: jnp.sum(jnp.where(weight > 0, v, 0.0)) for k, v in wide.items()}
 
@@ -89,7 +89,7 @@ def evaluator(
             program = sums.lower(params, model, chunk).compile()
             memory = program.memory_analysis()
             need = memory.temp_size_in_bytes if memory is not None else 0
-            # What half as many rows need as well is not theirs.
+            # Memory that half as many rows need too does not come from the rows.
             alike = before and need > 0.75 * before
             if need <= MEMORY or rows <= parts or alike:
                 break
@@ -141,7 +141,7 @@ class Evaluation:
             test, train = self._test(*self.model), self._train(*self.model)
         scores = {"train_loss": train["loss"]}
         scores |= {f"test_{name}": value for name, value in test.items()}
-        # Processes on unlike machines may differ in the last bit, and in what they do.
+        # Processes on unlike machines may differ in the last bit, and then act apart.
         scores = {name: self._engine.agreed(x) for name, x in scores.items()}
         self.seconds += time.perf_counter() - start
         return scores
@@ -171,13 +171,13 @@ def readout_cautions(phases: Sequence[Phase], state: Any) -> list[str]:
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Whether all numbers of all arrays are."""
+    """Whether all numbers of all arrays are finite."""
     found = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
     return jnp.stack(found).all() if found else jnp.array(True)
 
 
 def score_of(record: Mapping[str, Any]) -> float:
-    """What ranks an evaluation: accuracy, or the loss with its sign turned."""
+    """What ranks an evaluation: the accuracy, or else the negative loss."""
     accuracy = record.get("test_accuracy")
     if accuracy is not None:
         return accuracy

@@ -1,4 +1,4 @@
-"""Whose losses and gradients were not finite: who is at fault."""
+"""Which workers' losses and gradients were not finite."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from parsgd.words import counted
 
 
 class Skipped:
-    """Tells of steps that were skipped, and by whose fault, since it was last asked.
+    """Which steps were skipped since it was last asked, and whose fault it was.
 
     Args:
         placement: Where the workers are.
-        state: All workers' state, from which on it counts.
+        state: All workers' state when it begins to count.
     """
 
     def __init__(self, placement: Placement, state: TrainState):
@@ -42,7 +42,7 @@ class Skipped:
         return said
 
     def _counts(self, state: TrainState) -> np.ndarray:
-        """Of each worker, ``[2, W]``: steps with a gradient at fault, and without."""
+        """Skipped steps of each worker, ``[2, W]``: by its gradient's fault, or not."""
 
         def counting(node: Any) -> bool:
             return isinstance(node, SkipState)
@@ -55,16 +55,20 @@ class Skipped:
                 found = spmd.whole(found, self._placement)
         for both in found:
             for row, counts in zip(total, both, strict=True):
-                row += counts  # [W], or one number where there is one worker
+                row += counts  # [W], or one number if there is one worker
         return total
 
 
 def first_at_fault(losses: np.ndarray, before: int) -> str:
-    """Whose loss was not finite first; of everybody's, if it was at a round's start.
+    """Whose loss was the first that was not finite, as the end of a sentence.
 
     Args:
-        losses: Of a round, ``[W, H]``.
+        losses: Of a round, ``[W, H]``; at least one is not finite.
         before: Steps before the round.
+
+    Returns:
+        The worker and the step; if all losses failed in the first step of a round, what
+        came before it; nothing where all failed later.
     """
     bad = ~np.isfinite(losses)
     first = int(bad.any(axis=0).argmax())
@@ -75,5 +79,5 @@ def first_at_fault(losses: np.ndarray, before: int) -> str:
                 f"; that of all workers at step {before + 1}, the first of a round: by "
                 "the sync or the local step before it"
             )
-        return ""  # they share the parameters, or the batch, that made it so
+        return ""  # they share the parameters or the batch that is at fault
     return f"; first that of worker {workers[0]}, at step {before + first + 1}"

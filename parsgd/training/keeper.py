@@ -1,4 +1,4 @@
-"""What a run asks of its keeper, and the one that keeps nothing."""
+"""The interface of a keeper of checkpoints, and the one that keeps nothing."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from parsgd.training.engine import Engine
 
 
 class Resumed(NamedTuple):
-    """Where a run goes on.
+    """The checkpoint from which a run goes on.
 
     Attributes:
         state: All workers' state, on the devices.
@@ -26,7 +26,8 @@ class Keeper:
 
     Attributes:
         lines: What has changed since the checkpoint, in words.
-        changed: Of it what steps are computed with: key to value before and after.
+        changed: The changes that affect what steps compute: key to the values before
+            and after.
     """
 
     def __init__(self):
@@ -34,18 +35,23 @@ class Keeper:
         self.changed: dict[str, tuple[Any, Any]] = {}
 
     def look(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Whether there is a run to go on with, and this one may. Computes nothing.
+        """Look for a run to go on with, and refuse to if it was another.
+
+        Computes nothing.
+
+        Args:
+            facts: What the two must have in common.
 
         Returns:
-            What is stored with its checkpoint; what has changed since is in `lines`
-            and `changed`.
+            What is stored with its checkpoint, or None if there is none. What has
+            changed since is in `lines` and `changed`.
         """
 
     def restore(self, engine: Engine, key: jax.Array) -> Resumed | None:
         """The newest checkpoint that can be read, or None at the start of a run."""
 
     def settle(self) -> None:
-        """Once nothing can refuse the run: rename what it does not go on from."""
+        """Once nothing can refuse the run: rename what it does not continue from."""
 
     def limit(self, round: int) -> int | None:
         """Rounds that may be dispatched at once after ``round``; None for any."""
@@ -60,15 +66,21 @@ class Keeper:
             save: Calls `save` with what there is to save.
             healthy: Whether the last round's loss was finite; if not, what is on disk
                 is better than the state.
-            evaluates: Whether an evaluation comes now: then `evaluated` does it all, if
+            evaluates: Whether an evaluation follows: then `evaluated` saves instead, if
                 the loss was finite.
         """
 
     def evaluated(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
-        """After an evaluation: as `dispatched`, with the record of it."""
+        """After an evaluation: as `dispatched`, with its record saved too."""
 
     def finish(self, round: int, save: Callable[[], None], *, healthy: bool) -> None:
-        """At the end of the run, also of one that has diverged: as `dispatched`."""
+        """At the end of the run, even if it has diverged: as `dispatched`."""
 
     def save(self, state: TrainState, engine: Engine, meta: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint."""
+        """Begin to write a checkpoint.
+
+        Args:
+            state: All workers' state.
+            engine: Knows which of it they share.
+            meta: What to store with it.
+        """

@@ -25,7 +25,7 @@ class Loop:
         meter: Counts what was run, and cuts stretches into dispatches.
         evaluate: Scores the readout of a state.
         keeper: Saves checkpoints, or does nothing.
-        observer: Hears of progress and of each record.
+        observer: Is told of progress and of each record.
         check_replicas: Whether to compare the devices' copies after each dispatch.
         target_accuracy: Stop at the first evaluation that reaches it; None for never.
         earlier: What the run was before it was resumed; see `parsgd.training.earlier`.
@@ -76,7 +76,7 @@ class Loop:
         Args:
             state: All workers' state; its buffers are reused.
             history: The records so far; empty at the start of a run.
-            evaluations: Of the whole run.
+            evaluations: How many the whole run has.
         """
         meter, keeper = self._meter, self._keeper
         self._state, self.history = state, [*history]
@@ -98,7 +98,7 @@ class Loop:
             keeper.evaluated(meter.round, self._save, healthy=meter.healthy)
         meter.finish()
         keeper.finish(meter.round, self._save, healthy=meter.healthy)
-        if self._evaluate.model is None:  # it was over before
+        if self._evaluate.model is None:  # no step was left to run
             self._evaluate(self._state, meter.phase)
 
     def _run(self, segment: Segment, bound: int) -> None:
@@ -128,7 +128,7 @@ class Loop:
         scores = self._evaluate(self._state, self._meter.phase)
         model = self._evaluate.model
         assert model is not None
-        # A model that only one process took for broken it alone would not save.
+        # Agreed: a process that alone took the model for broken would alone not save.
         finite = self._engine.agreed(float(all_finite(model[0]))) == 1
         self.history.append(self._meter.record(scores, finite=finite))
         self._observer.record(self.history[-1])
@@ -137,7 +137,7 @@ class Loop:
 
     def _save(self) -> None:
         meter, plan = self._meter, self._plan
-        # The last update may have made what no loss has shown yet.
+        # The last update may have made a NaN that no loss has shown yet.
         if not self._engine.finite(self._state):
             return
         samples = plan.samples_until(meter.step)

@@ -61,7 +61,7 @@ class Meter:
 
     @property
     def bytes(self) -> float:
-        """Sent by a worker so far."""
+        """What a worker has sent so far."""
         sent = sum(count * self._sent[kind] for kind, count in self._rounds.items())
         return self._bytes_before + sent
 
@@ -133,14 +133,14 @@ class Meter:
                 return
 
     def _mean(self, losses: np.ndarray) -> float:
-        """The loss of a round; where steps are skipped, what is finite of it."""
+        """The loss of a round; of its finite losses only, where steps are skipped."""
         if self._engine.worker.skips:
             done = losses[np.isfinite(losses)]
             losses = done if done.size else losses
         return float(losses.mean())
 
     def counts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON can hold it."""
+        """What a checkpoint keeps of this meter, as JSON can hold it."""
         sent = [[*kind, n, self._sent[kind]] for kind, n in self._rounds.items()]
         return {
             "sent": sent,
@@ -164,7 +164,7 @@ class Meter:
             round: Rounds done by then.
             step: Optimizer steps done by then.
             counts: What was counted.
-            earlier: Other numbers of workers before, each with the step until which.
+            earlier: Other numbers of workers before, each with the step where it ended.
         """
         self.round, self.step, self._earlier = round, step, earlier
         self._bytes_before = counts["bytes_before"]
@@ -172,16 +172,16 @@ class Meter:
         if all(self._sent.get(kind) == size for kind, (_, size) in sent.items()):
             self._rounds |= {kind: n for kind, (n, _) in sent.items()}
         else:
-            # A round costs another number of bytes than it did.
+            # A round sends another number of bytes than it did.
             self._bytes_before += sum(n * size for n, size in sent.values())
         self.seconds, self.spread = counts["seconds"], counts["spread"]
         self.phase = counts["phase"]
-        # Earlier checkpoints counted rounds: the mean begins anew.
+        # Older checkpoints counted rounds: the mean begins anew.
         known = counts.get("loss_of_steps", (self._loss, 0.0, 0))
         self._loss, self._loss_sum, self._loss_steps = known
 
     def cautions(self) -> list[str]:
-        """Lines on what few would expect of a run."""
+        """Lines on what a user might not expect of this run."""
         workers = self._engine.placement.workers
         if workers > 1 and not any(self._sent.values()):
             alone = f"nothing is sent: each of the {workers} workers trains alone, and "
@@ -193,7 +193,7 @@ class Meter:
         return lines
 
     def finish(self) -> None:
-        """A run that ends on a loss that is not finite has diverged too."""
+        """At the end: a run whose last loss is not finite has diverged too."""
         if self.diverged or self.healthy:
             return
         if self._bad and self._engine.worker.skips and self._sound:
@@ -224,7 +224,7 @@ class Meter:
             finite: Whether all its parameters are.
         """
         done = self.progress()
-        # A batch's loss is from before its update, so this may be the first to tell.
+        # A batch's loss is from before its update: the readout may show more.
         self._sound = finite
         if self._loss_steps:
             done["batch_loss"] = self._loss_sum / self._loss_steps
@@ -246,7 +246,7 @@ class Meter:
         return all_reduce_bytes(self._engine.parameter_bytes, workers) * steps
 
     def _dense_until(self, step: int) -> float:
-        """The same since the start of the run, however many workers it had when."""
+        """The same since the start of the run, whose workers may have changed."""
         total, begin = 0.0, 0
         for workers, end in self._earlier:
             total, begin = total + self._dense(end - begin, workers), end

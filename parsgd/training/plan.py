@@ -93,7 +93,7 @@ class Plan(NamedTuple):
         return self._replace(steps=steps, origin=origin)
 
     def batches_of(self, samples: int) -> int:
-        """Whole global batches that hold at least so many samples, over any epochs."""
+        """Whole global batches that hold at least ``samples``, over any epochs."""
         order = self.order
         epochs, rest = divmod(samples, order.samples_per_epoch)
         return epochs * order.steps_per_epoch + -(-rest // order.global_batch)

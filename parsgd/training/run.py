@@ -1,4 +1,4 @@
-"""What a run reached, as `parsgd.fit` returns it."""
+"""The result of a run, as `parsgd.fit` returns it."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Where the training data are: all of them on each device, or fixed shards apart."""
+"""Where the training data are: whole on each device, or each shard on its own."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from parsgd.placement.devices import Placement
 class OnDevices:
     """The training set in the devices' memory.
 
-    A device holds the fixed shards of its own workers, one behind the other, where
-    shard_map runs on several devices; otherwise each device holds everything.
+    Where shard_map runs on several devices and shards are fixed, a device holds the
+    shards of its own workers, one after the other; otherwise it holds everything.
 
     Args:
         order: Which examples the workers see.
@@ -44,10 +44,10 @@ class OnDevices:
         if not self._apart:
             return spmd.put(tuple(data), self._placement, self.shared)
         size = max(len(part) for part in self._parts)
-        # Equally many for each; what a shorter part is filled up with is never read.
+        # Equally many for each; the padding of a shorter part is never read.
         parts = [np.resize(part, size) for part in self._parts]
         return tuple(spmd.scattered(x, parts, self._placement) for x in data)
 
     def local(self, index: np.ndarray) -> np.ndarray:
-        """Where the examples ``index [W, ...]`` are on the devices of their workers."""
+        """Where the examples ``index [W, ...]`` are on their workers' devices."""
         return self._position[index] if self._apart else index

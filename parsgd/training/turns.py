@@ -1,4 +1,4 @@
-"""Lanes that take turns: in which phases, and where they write what they leave."""
+"""Lanes that take turns: in which phases, and where they write their results."""
 
 import functools
 from collections.abc import Callable
@@ -23,9 +23,9 @@ LARGE_STEP_FLOPS = 1e8  # of one worker's gradient
 class Turns:
     """Which phases' lanes run their local steps one after the other.
 
-    What workers share between rounds and have apart within them has no place where each
-    lane has its own. Made anew in every round, that room would be filled with zeros
-    first; so rounds hand it on to each other.
+    Leaves that workers share between rounds, but not within them, are stored once, so
+    there is no room for each lane's own. Making that room in every round would mean
+    filling it with zeros each time; instead each round hands it on to the next.
 
     Args:
         worker: One worker's program.
@@ -50,7 +50,7 @@ class Turns:
         return any(self._taken)
 
     def room(self, phase: int, state: TrainState) -> list[Any]:
-        """What rounds of a phase hand on: leaves in the place of which lanes write."""
+        """What rounds of a phase hand on: leaves that lanes may overwrite."""
         if not self._taken[phase]:
             return []
         between = jax.tree.leaves(self._worker.shared)
@@ -63,7 +63,7 @@ class Turns:
 
         Args:
             phase: Index of the phase.
-            room: Of the round before; is replaced by what these steps leave.
+            room: From the round before; its items are replaced by these steps' own.
         """
 
         def transformed(local_steps):
@@ -83,12 +83,12 @@ class Turns:
 def better_in_turn(
     placement: Placement, *, lane_bytes: int, step_flops: Callable[[], float]
 ) -> bool:
-    """Whether lanes had better run their local steps one after the other.
+    """Whether it is faster if lanes run their local steps one after the other.
 
-    On CPU they had where lanes that run together fall out of the cache, or where a
-    worker's large step fills the cores by itself. On one device small lanes share the
-    cores better together, and a state that is too large even alone gains nothing from
-    its turn but is copied for it. The thresholds are rough.
+    On CPU it is where lanes that run together do not fit the cache, or where one
+    worker's step is large enough to keep all cores busy. On one device small lanes use
+    the cores better together; and a state too large for the cache even alone gains
+    nothing by taking turns, but is copied for it. The thresholds are rough.
 
     Args:
         placement: Where the workers are.

@@ -36,7 +36,8 @@ class Worker:
         within: The same within a round of each phase, before it synchronises.
         identical: Whether parameters are equal in every step, as in all-reduced SGD.
         skips: Whether steps whose gradients are not finite are skipped.
-        observed: Whether it calls the host, as to print: each round is then run once.
+        observed: Whether the program calls the host, for example to print; then each
+            round is run only once.
 
     Raises:
         UserError: A strategy or a model that changes shapes or types; parameters with
@@ -116,7 +117,7 @@ class Worker:
         return traffic.trace(functools.partial(self.round, phase), self.workers, *args)
 
     def readout_bytes(self, phase: int) -> float:
-        """What one worker sends for a readout of parameters that are not shared."""
+        """What one worker sends for a readout, if parameters are not shared."""
         state, readout = self.spec, self.phases[phase].strategy.readout
         if all(jax.tree.leaves(self.shared.params)):
             return 0.0
@@ -136,7 +137,7 @@ class Worker:
         )
 
     def own_bytes(self, phase: int) -> int:
-        """Bytes that a worker has for itself within a round."""
+        """Bytes of state that a worker does not share within a round."""
         leaves = jax.tree.leaves(self.spec)
         same = jax.tree.leaves(self.within[phase])
         own = [x for x, s in zip(leaves, same, strict=True) if not s]
@@ -183,8 +184,8 @@ class Worker:
             program, out = jax.make_jaxpr(fn, axis_env=axes, return_shape=True)(*args)
         except ValueError as error:
             if raised_at(error) and not isinstance(error, UserError):
-                raise  # a fault in somebody's own code
-            # Such as a size that does not fit W, which no constructor knows.
+                raise  # a bug in the user's own code
+            # Such as a size that does not fit W, which is unknown to constructors.
             raise UserError(f"the strategy cannot be run: {error}") from error
         self._look_for_calls(program)
         return program, out
@@ -221,7 +222,7 @@ class Worker:
         _check_kept("sync", pair, after)
 
     def _check_loss(self) -> None:
-        """Have a loss that fails do so by itself, not within a round."""
+        """Trace the loss alone, so that an error in it is not one of a round."""
         key = jax.eval_shape(lambda: jax.random.key(0))
         args = (self.spec.params, self.spec.model, self._batch_spec(), key)
         axes = [(DEVICES, self.workers)]
@@ -245,8 +246,8 @@ class Worker:
     def _shared(self) -> TrainState:
         """The largest set of leaves that start equal and that every round keeps equal.
 
-        Found from above: a leaf is shared if a round keeps it equal, given what is
-        shared.
+        Found from above: start with all leaves that begin equal, and drop those that a
+        round makes unequal until none is left to drop.
         """
         same = (True, True, True)
         shared = shared_outputs(self.init, self.workers, self.init_spec, same)
