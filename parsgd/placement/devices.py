@@ -11,10 +11,9 @@ A placement has D devices and L lanes on each, W = D * L:
 ``auto``       chooses by what was measured to be faster, and says why
 =============  ======================================================================
 
-What all workers share is stored once; `parsgd.lanes` reads from the program what that
-is, and `parsgd.placement.spmd` runs it. Synchronous SGD on 256 simulated workers keeps
-one copy of the parameters, one-bit SGD one copy and 256 residuals, with no help from
-the algorithm.
+What all workers share is stored once, as `parsgd.lanes` reads it from the program: for
+256 simulated workers synchronous SGD keeps one copy of the parameters, one-bit SGD one
+copy and 256 residuals, with no help from the algorithm.
 """
 
 import os
@@ -107,8 +106,7 @@ def want_cpu_devices(count: int) -> None:
 def cpu_devices_of_each() -> int:
     """How many CPU devices each process makes by default, the same number in all.
 
-    One for each core that it may use, or as many as ``XLA_FLAGS`` asks for; the fewest
-    of any process, since JAX expects equally many.
+    One for each core, or what ``XLA_FLAGS`` says; of several processes the fewest.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", flags)

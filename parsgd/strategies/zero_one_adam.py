@@ -68,7 +68,7 @@ def zero_one_adam(
     ``lr m`` since t', the last step of T_u. In each step::
 
         m <- b1 m + (1 - b1) g
-        x <- x - lr_t m / (sqrt(v) + eps),   u <- u + lr_t m
+        x <- x - lr m / (sqrt(v) + eps),   u <- u + lr m
         at steps of T_u:   U = one-bit average of u,   u <- 0
                            m <- U / (sum of lr since t')
                            x <- x_t' - U / (sqrt(v) + eps)
