@@ -13,7 +13,6 @@ from tiny import FEATURES, tiny
 
 import parsgd
 from parsgd import compressors, reducers
-from parsgd.compressors.checked import SHRINKING
 from parsgd.config.choices import choices, conf_dir
 from parsgd.config.messages import explain, is_mistake
 from parsgd.errors import UserError
@@ -54,7 +53,7 @@ def test_B16_codes_with_feedback_train(code, feedback):
 def test_B16_pairs_that_would_diverge_are_refused(code, feedback):
     """While the config is built, so before anything is compiled."""
     options = ("strategy=compressed", f"compressor={code}", f"feedback={feedback}")
-    with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
+    with pytest.raises(UserError, match=r"feedback=none.*contracts=True"):
         build(*options, "workers=2", *SMALL)
 
 
@@ -62,16 +61,27 @@ def test_B16_pairs_that_would_diverge_are_refused(code, feedback):
 @pytest.mark.parametrize("code", EXPANDING)
 def test_B16_outer_loops_refuse_them_too(strategy, code):
     options = (f"strategy=compressed_{strategy}", f"compressor={code}")
-    with pytest.raises(UserError, match=r"feedback=none.*one_bit, scaled_sign"):
+    with pytest.raises(UserError, match=r"feedback=none.*contracts=True"):
         build(*options, "feedback=ef", "workers=2", "local_steps=2", *SMALL)
 
 
-def test_B16_the_refusal_names_all_codes_that_shrink_their_error():
-    more = {"threshold": {"tau": 0.1}}
-    shrinking = {
-        c for c in CODES if getattr(compressors, c)(**more.get(c, {})).contracts
-    }
-    assert {*SHRINKING} == shrinking - {"qsgd", "random_k"}  # by their arguments
+@pytest.mark.parametrize(
+    "code",
+    [
+        compressors.linear_8bit(rounding="random"),
+        compressors.scaled_sign(norm="l2"),
+        compressors.top_k(values=compressors.qsgd(levels=7)),
+    ],
+    ids=lambda code: code.name,
+)
+def test_B16_the_refusal_recommends_nothing_that_it_refuses(code):
+    with pytest.raises(ValueError) as error:
+        parsgd.error_feedback(code)
+    _, _, advice = str(error.value).partition("; use ")
+    assert "one_bit or natural" in advice
+    assert not any(name in advice for name in ("linear_8bit", "scaled_sign", "top_k"))
+    for named in (compressors.one_bit, compressors.natural):
+        parsgd.error_feedback(named())
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -12,10 +12,6 @@ from parsgd.errors import UserError, first_line, raised_at
 _DRAWS = " (whose key is None without stochastic=True)"
 _UNKNOWN = " (whose key is None without shared_key=True)"
 
-# The codes that shrink their error whatever their arguments.
-SHRINKING = ("one_bit", "scaled_sign", "natural", "linear_8bit", "dynamic_tree_8bit")
-SHRINKING += ("fp16", "bf16", "fp8", "top_k", "threshold")
-
 
 def checked(compressor: Compressor) -> Compressor:
     """The same code, whose mistakes are told when it is traced; that costs no time.
@@ -101,27 +97,26 @@ def _kind(x: Any) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
-def check_contracts(name: str, code: Compressor, instead: str = "") -> None:
-    """Refuse a code with which a residual would grow.
+def check_contracts(name: str, compressor: Compressor, instead: str = "") -> None:
+    """Refuse a compressor with which a residual would grow.
 
     Args:
         name: What keeps the residual.
-        code: The code.
-        instead: What to take for such a code, in words.
+        compressor: The compressor.
+        instead: What to use in place of ``name``, in words.
 
     Raises:
-        ValueError: The code does not shrink its error; names those that do.
+        ValueError: The compressor does not shrink its error.
     """
-    if code.contracts:
+    if compressor.contracts:
         return
     more = ""
-    if code.name.startswith("qsgd"):
-        more = ", or bucket_size below 4 levels^2, which makes this one shrink it"
+    if compressor.name.startswith("qsgd"):
+        more = "bucket_size below 4 levels^2, with which this one shrinks it, or "
     instead = f"{instead}, or " * bool(instead)
     raise ValueError(
-        f"{name} with {code.name}: the error of this code is not known to be smaller "
-        "than what it encodes (contracts=False), and feedback would let it grow "
-        f"without bound; use {instead}a code that shrinks its error: "
-        f"{', '.join(SHRINKING)}{more}; of one of your own that does, say so with "
-        "Compressor(..., contracts=True)"
+        f"{name} with {compressor.name}: the error of this compressor is not known to "
+        "be smaller than what it encodes (contracts=False), and feedback would let it "
+        f"grow without bound; use {instead}{more}a compressor with contracts=True, "
+        "such as one_bit or natural"
     )
