@@ -66,22 +66,39 @@ def test_B16_outer_loops_refuse_them_too(strategy, code):
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "contracting"),
     [
-        compressors.linear_8bit(rounding="random"),
-        compressors.scaled_sign(norm="l2"),
-        compressors.top_k(values=compressors.qsgd(levels=7)),
+        (compressors.linear_8bit(rounding="random"), "linear_8bit with rounding="),
+        (compressors.scaled_sign(norm="l2"), "norm l2 with norm='l1'"),
+        (compressors.qsgd(levels=7), "with bucket_size below 196"),
+        (
+            compressors.top_k(values=compressors.qsgd(levels=7)),
+            "top_k of qsgd(levels=7) with bucket_size below 196",
+        ),
+        (compressors.random_k(scaled=True), "scaled with scaled=False"),
+        (compressors.sign(), ""),
     ],
-    ids=lambda code: code.name,
 )
-def test_B16_the_refusal_recommends_nothing_that_it_refuses(code):
+def test_B16_the_refusal_recommends_nothing_that_it_refuses(code, contracting):
     with pytest.raises(ValueError) as error:
         parsgd.error_feedback(code)
     _, _, advice = str(error.value).partition("; use ")
-    assert "one_bit or natural" in advice
-    assert not any(name in advice for name in ("linear_8bit", "scaled_sign", "top_k"))
+    assert contracting in advice and "one_bit or natural" in advice
+    bare = advice.replace(f"{code.name} with {code.contracts_with}", "")
+    assert "linear_8bit" not in bare and "scaled_sign" not in bare
     for named in (compressors.one_bit, compressors.natural):
         parsgd.error_feedback(named())
+
+
+def test_B16_what_a_compressor_says_makes_it_contract_does():
+    for made in (
+        compressors.linear_8bit(rounding="nearest"),
+        compressors.scaled_sign(norm="l1"),
+        compressors.qsgd(levels=7, bucket_size=195),
+        compressors.top_k(values=compressors.qsgd(levels=7, bucket_size=195)),
+        compressors.random_k(scaled=False),
+    ):
+        parsgd.error_feedback(made)
 
 
 @pytest.mark.parametrize("code", CODES)

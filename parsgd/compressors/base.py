@@ -47,6 +47,12 @@ class Compressor(NamedTuple):
         add: ``(total, payload, key) -> total``: add what a payload stands for to an
             array; for a code that sends few entries. None to decode the payload and add
             all of it.
+        contracts_with: Where ``contracts`` is false: the argument with which it would
+            be true, such as ``"norm='l1'"``, for the message that refuses it; empty if
+            there is none.
+        preserves_norm: Whether ``|q| = |x|``, as in 1-bit Adam: `parsgd.one_bit_adam`
+            and `parsgd.zero_one_adam` keep a residual of such a compressor though it
+            does not contract for all arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,6 +76,8 @@ class Compressor(NamedTuple):
     exposes_nonfinite: bool = False
     encode_padded: Callable[[jax.Array, jax.Array, Key], Payload] | None = None
     add: Callable[[jax.Array, Payload, Key], jax.Array] | None = None
+    contracts_with: str = ""
+    preserves_norm: bool = False
 
 
 def half_precision(compressor: Compressor) -> bool:

@@ -110,13 +110,12 @@ def check_contracts(name: str, compressor: Compressor, instead: str = "") -> Non
     """
     if compressor.contracts:
         return
-    more = ""
-    if compressor.name.startswith("qsgd"):
-        more = "bucket_size below 4 levels^2, with which this one shrinks it, or "
     instead = f"{instead}, or " * bool(instead)
+    if compressor.contracts_with:
+        instead += f"{compressor.name} with {compressor.contracts_with}, or "
     raise ValueError(
         f"{name} with {compressor.name}: the error of this compressor is not known to "
         "be smaller than what it encodes (contracts=False), and feedback would let it "
-        f"grow without bound; use {instead}{more}a compressor with contracts=True, "
+        f"grow without bound; use {instead}a compressor with contracts=True, "
         "such as one_bit or natural"
     )

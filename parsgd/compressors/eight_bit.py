@@ -110,6 +110,7 @@ def linear_8bit(
         random,
         contracts=contracts,
         exposes_nonfinite=True,
+        contracts_with="rounding='nearest'",
     )
 
 

@@ -118,4 +118,5 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
         stochastic=True,
         contracts=bucket_size < 4 * levels**2,
         exposes_nonfinite=True,
+        contracts_with=f"bucket_size below {4 * levels**2}",
     )

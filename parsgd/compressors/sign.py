@@ -20,7 +20,6 @@ from parsgd.compressors.packing import alone, unpack_bits
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
 NORMS = ("l1", "l2")
-KEEPS_NORM = "scaled_sign of norm l2"
 EXACT = 1 << 24  # that float32 counts to
 FOLDED = 8  # rows that are added up before columns are
 
@@ -191,10 +190,12 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
     return Compressor(
         encode,
         _decode,
-        "scaled_sign" if norm == "l1" else KEEPS_NORM,
+        "scaled_sign" if norm == "l1" else "scaled_sign of norm l2",
         contracts=norm == "l1",
         exposes_nonfinite=True,
         encode_padded=encode_padded,
+        contracts_with="norm='l1'",
+        preserves_norm=norm == "l2",
     )
 
 

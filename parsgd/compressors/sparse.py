@@ -129,6 +129,7 @@ def top_k(
         shared_key=values.shared_key,
         contracts=values.contracts,
         add=add,
+        contracts_with=values.contracts_with,
     )
 
 
@@ -196,6 +197,7 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         shared_key=True,
         sums=True,
         contracts=not scaled,
+        contracts_with="scaled=False",
     )
 
 

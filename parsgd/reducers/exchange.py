@@ -159,11 +159,11 @@ class Exchange(NamedTuple):
         raw = sum(x.size * x.dtype.itemsize for x in leaves)
         whole = jax.ShapeDtypeStruct((sum(x.size for x in leaves),), jnp.float32)
         if leaves and (size := self._payload(whole)) > raw:
-            more = ", or take levels=leaf" * (self.compressor.name == "one_bit")
             raise UserError(
                 f"bucket=True with {self.compressor.name}: the message of all arrays "
                 f"as one, {size} bytes, would be larger than the arrays themselves, "
-                f"{raw}: leave bucket out{more}"
+                f"{raw}: leave bucket out, or use a compressor that sends "
+                "less (for one_bit: levels=leaf)"
             )
 
     def _no_debt(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:

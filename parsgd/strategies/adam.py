@@ -8,7 +8,6 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor, one_bit
-from parsgd.compressors.sign import KEEPS_NORM
 from parsgd.errors import UserError
 from parsgd.reducers import Exchange, ExchangeState, exchange, paths
 
@@ -44,7 +43,7 @@ def adam_channel(name: str, compressor: Compressor | None, **options: Any) -> Ex
         ValueError: As `parsgd.reducers.exchange`.
     """
     code = one_bit(levels="leaf") if compressor is None else compressor
-    if isinstance(code, Compressor) and code.name == KEEPS_NORM:
+    if isinstance(code, Compressor) and code.preserves_norm:
         # The papers' own: not for all arrays, but for momenta, it shrinks its error.
         code = code._replace(contracts=True)
     return exchange(code, feedback=name, **options)
