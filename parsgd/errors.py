@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -109,6 +109,21 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name}={value}: give a whole number, {least} or more")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Refuse what is none of the choices.
+
+    Raises:
+        UserError: ``value`` is none; names the argument, its value and the choices.
+
+    Example:
+        >>> check_choice("norm", "l3", ["l1", "l2"])
+        Traceback (most recent call last):
+        parsgd.errors.UserError: norm='l3': choose one of l1, l2
+    """
+    if value not in (listed := list(choices)):  # a value need not be hashable
+        raise UserError(f"{name}={value!r}: choose one of {', '.join(listed)}")
 
 
 def check_transformation(name: str, value: object) -> None:

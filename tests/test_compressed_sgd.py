@@ -80,7 +80,7 @@ def test_B16_outer_loops_refuse_them_too(strategy, code):
     ],
 )
 def test_B16_the_refusal_recommends_nothing_that_it_refuses(code, contracting):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         parsgd.error_feedback(code)
     _, _, advice = str(error.value).partition("; use ")
     assert contracting in advice and "one_bit or natural" in advice

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
+from parsgd.errors import check_choice
 
 FORMATS = {"e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
 
@@ -84,7 +85,7 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
         A compressor of ``n + 4`` bytes, or ``n`` unscaled; contracts.
 
     Raises:
-        ValueError: Unknown ``format``.
+        UserError: Unknown ``format``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,8 +98,7 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
     References:
         Micikevicius et al., "FP8 Formats for Deep Learning", 2022, for the formats.
     """
-    if format not in FORMATS:
-        raise ValueError(f"format={format!r}: choose one of {', '.join(FORMATS)}")
+    check_choice("format", format, FORMATS)
     dtype = FORMATS[format]
     largest = float(jnp.finfo(dtype).max)
 

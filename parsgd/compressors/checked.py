@@ -106,14 +106,14 @@ def check_contracts(name: str, compressor: Compressor, instead: str = "") -> Non
         instead: What to use in place of ``name``, in words.
 
     Raises:
-        ValueError: The compressor does not shrink its error.
+        UserError: The compressor does not shrink its error.
     """
     if compressor.contracts:
         return
     instead = f"{instead}, or " * bool(instead)
     if compressor.contracts_with:
         instead += f"{compressor.name} with {compressor.contracts_with}, or "
-    raise ValueError(
+    raise UserError(
         f"{name} with {compressor.name}: the error of this compressor is not known to "
         "be smaller than what it encodes (contracts=False), and feedback would let it "
         f"grow without bound; use {instead}a compressor with contracts=True, "

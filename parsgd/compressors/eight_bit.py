@@ -14,7 +14,7 @@ from jax import lax
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
 from parsgd.compressors.random import round_randomly
-from parsgd.errors import check_whole
+from parsgd.errors import check_choice, check_whole
 
 ROUNDINGS = ("nearest", "random")
 
@@ -57,8 +57,9 @@ def linear_8bit(
         else.
 
     Raises:
-        UserError: ``block_size`` is not a whole number of 1 or more.
-        ValueError: Unknown ``rounding``; from ``encode``, no key to round at random.
+        UserError: ``block_size`` is not a whole number of 1 or more, or unknown
+            ``rounding``.
+        ValueError: From ``encode``: no key to round at random.
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,8 +75,7 @@ def linear_8bit(
         the blocks.
     """
     _check_block(block_size)
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
+    check_choice("rounding", rounding, ROUNDINGS)
     random = rounding == "random"
 
     def quantise(v, factor, start, key):

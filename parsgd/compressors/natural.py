@@ -12,6 +12,7 @@ from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import flat32, map_groups
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import uniform_bits
+from parsgd.errors import check_choice
 
 ROUNDINGS = ("random", "nearest")
 MANTISSA = 23  # bits of a float32
@@ -49,7 +50,8 @@ def natural(*, rounding: str = "random") -> Compressor:
         A compressor of ``9 ceil(n / 8)`` bytes; contracts.
 
     Raises:
-        ValueError: Unknown ``rounding``; from ``encode``, no key to round at random.
+        UserError: Unknown ``rounding``.
+        ValueError: From ``encode``: no key to round at random.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,8 +69,7 @@ def natural(*, rounding: str = "random") -> Compressor:
         zero or to the smallest normal number, again with the right mean; above 1.7e38
         they may round to infinity.
     """
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding={rounding!r}: choose one of {', '.join(ROUNDINGS)}")
+    check_choice("rounding", rounding, ROUNDINGS)
     random = rounding == "random"
 
     def encode(x: jax.Array, key: Key = None) -> Natural:

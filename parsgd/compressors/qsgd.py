@@ -14,7 +14,7 @@ from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, norm2
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import round_randomly
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_choice, check_whole
 
 NORMS = {"l2": norm2, "max": absmax}
 
@@ -58,8 +58,9 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
         ``bucket_size < 4 s^2``.
 
     Raises:
-        UserError: ``levels`` or ``bucket_size`` is not a whole number of 1 or more.
-        ValueError: ``levels`` above 127, or unknown ``norm``; from ``encode``, no key.
+        UserError: ``levels`` or ``bucket_size`` is not a whole number of 1 or more,
+            ``levels`` above 127, or unknown ``norm``.
+        ValueError: From ``encode``: no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -81,11 +82,8 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
     check_whole("levels", levels)
     check_whole("bucket_size", bucket_size)
     if levels > 127:
-        raise ValueError(
-            f"levels={levels}: choose 1 to 127, which fit a byte with sign"
-        )
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
+        raise UserError(f"levels={levels}: choose 1 to 127, which fit a byte with sign")
+    check_choice("norm", norm, NORMS)
     width = math.ceil(math.log2(2 * levels + 1))
 
     def quantise(v, factor, start, key):

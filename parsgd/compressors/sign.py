@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import ROW, absmax, flat32, total
 from parsgd.compressors.packing import alone, unpack_bits
+from parsgd.errors import check_choice
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
@@ -72,7 +73,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
         A compressor of ``ceil(n / 8) + 8 groups`` bytes for n entries; contracts.
 
     Raises:
-        ValueError: Unknown ``levels``.
+        UserError: Unknown ``levels``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,8 +88,7 @@ def one_bit(*, levels: str = "column") -> Compressor:
         Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
         Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
     """
-    if levels not in GROUPS:
-        raise ValueError(f"levels={levels!r}: choose one of {', '.join(GROUPS)}")
+    check_choice("levels", levels, GROUPS)
 
     def columns(like) -> int:
         # An array of no columns is one group of nothing.
@@ -149,7 +149,7 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
         `parsgd.one_bit_adam` and `parsgd.zero_one_adam`, whose own it is.
 
     Raises:
-        ValueError: Unknown ``zero`` or ``norm``.
+        UserError: Unknown ``zero`` or ``norm``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -167,8 +167,7 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
         One bit cannot say zero, which counts as ``zero`` says.
     """
     positive = _positive(zero)
-    if norm not in NORMS:
-        raise ValueError(f"norm={norm!r}: choose one of {', '.join(NORMS)}")
+    check_choice("norm", norm, NORMS)
 
     def size(v: jax.Array, count: Any) -> jax.Array:
         if norm == "l1":
@@ -217,7 +216,7 @@ def sign(*, zero: str = "positive") -> Compressor:
         A compressor of ``ceil(n / 8) + 4`` bytes.
 
     Raises:
-        ValueError: Unknown ``zero``.
+        UserError: Unknown ``zero``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -252,8 +251,7 @@ def _decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
 
 
 def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
-    if zero not in ZEROS:
-        raise ValueError(f"zero={zero!r}: choose one of {', '.join(ZEROS)}")
+    check_choice("zero", zero, ZEROS)
     return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)
 
 

@@ -10,6 +10,7 @@ from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.index_packing import pack_indices, unpack_indices
 from parsgd.compressors.random import uniform_bits
 from parsgd.compressors.select import largest
+from parsgd.errors import UserError, check_choice
 
 SELECTIONS = ("exact", "sampled")
 
@@ -74,7 +75,7 @@ def top_k(
         and nothing if k = n: see `parsgd.compressors.index_packing`.
 
     Raises:
-        ValueError: ``ratio`` outside (0, 1], or unknown ``select``.
+        UserError: ``ratio`` outside (0, 1], or unknown ``select``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,8 +96,7 @@ def top_k(
         random, but always the same one, of each of as many equal parts.
     """
     _check_ratio("ratio", ratio)
-    if select not in SELECTIONS:
-        raise ValueError(f"select={select!r}: choose one of {', '.join(SELECTIONS)}")
+    check_choice("select", select, SELECTIONS)
     sampled = select == "sampled"
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
@@ -152,7 +152,8 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         array.
 
     Raises:
-        ValueError: ``ratio`` outside (0, 1]; when used with k < n, no key.
+        UserError: ``ratio`` outside (0, 1].
+        ValueError: When used with k < n: no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -220,7 +221,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         A compressor of ``4 k + index_bytes(k, n)`` bytes; see `top_k`.
 
     Raises:
-        ValueError: ``tau`` negative or not finite; ``capacity_ratio`` outside (0, 1].
+        UserError: ``tau`` negative or not finite; ``capacity_ratio`` outside (0, 1].
 
     Example:
         >>> import jax.numpy as jnp
@@ -243,7 +244,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         enough for error feedback (`Compressor.contracts`).
     """
     if not (math.isfinite(tau) and tau >= 0):
-        raise ValueError(f"tau={tau}: a magnitude, so a finite number of 0 or more")
+        raise UserError(f"tau={tau}: a magnitude, so a finite number of 0 or more")
     _check_ratio("capacity_ratio", capacity_ratio)
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
@@ -267,7 +268,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
 
 def _check_ratio(name: str, ratio: float) -> None:
     if not 0 < ratio <= 1:
-        raise ValueError(
+        raise UserError(
             f"{name}={ratio}: the share of entries that is sent, above 0 and at most 1 "
             "(0.01 for 1 %)"
         )

@@ -14,6 +14,7 @@ from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, total
 from parsgd.compressors.packing import pack, unpack
 from parsgd.compressors.random import round_randomly
+from parsgd.errors import UserError
 
 
 class TernGrad(NamedTuple):
@@ -51,7 +52,8 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         A compressor of ``2 ceil(n / 8) + 4`` bytes.
 
     Raises:
-        ValueError: ``clip`` is not positive; from ``encode``, no key.
+        UserError: ``clip`` is not positive.
+        ValueError: From ``encode``: no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -71,7 +73,7 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
         its own unless ``share_scale`` is set.
     """
     if clip is not None and not clip > 0:
-        raise ValueError(f"clip={clip}: use a positive number, such as 2.5, or None")
+        raise UserError(f"clip={clip}: use a positive number, such as 2.5, or None")
 
     def quantise(v, factor, start, extra):
         key, bound = extra

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from parsgd import comm
+from parsgd.errors import UserError
 
 Tree = TypeVar("Tree")
 Rings: TypeAlias = Sequence[Sequence[int]]
@@ -44,12 +45,12 @@ def hierarchical(tree: Tree, group: int) -> Tree:
         group: Workers of a group, a divisor of W.
 
     Raises:
-        ValueError: ``group`` does not divide W.
+        UserError: ``group`` does not divide W.
     """
     workers = comm.world()
     if group < 1 or workers % group:
         fit = [g for g in range(1, workers + 1) if workers % g == 0]
-        raise ValueError(
+        raise UserError(
             f"group={group} does not divide {workers} workers: use one of {fit}"
         )
     inside = [[*range(s, s + group)] for s in range(0, workers, group)]

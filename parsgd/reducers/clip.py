@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parsgd.errors import UserError
+
 
 def clip(norm: float) -> optax.GradientTransformation:
     """Shrink a gradient g to a largest norm c: ``g <- g min(1, c / |g|)``.
@@ -22,7 +24,7 @@ def clip(norm: float) -> optax.GradientTransformation:
         An optax transformation without state.
 
     Raises:
-        ValueError: ``norm`` is not positive.
+        UserError: ``norm`` is not positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,7 +38,7 @@ def clip(norm: float) -> optax.GradientTransformation:
         networks", ICML 2013.
     """
     if not norm > 0:
-        raise ValueError(f"clip: norm={norm} must be positive")
+        raise UserError(f"clip: norm={norm} must be positive")
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params

@@ -43,12 +43,13 @@ def compressed_all_reduce(
         An optax transformation with an `ExchangeState`.
 
     Raises:
-        UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
-            number of 0 or more; from ``init``, ``bucket`` with a code that makes one
-            flat array larger; when used, a code whose functions fail.
-        ValueError: ``two_sided`` with a code whose payloads are summed or that does not
-            shrink its error, or ``bucket`` with ``min_size``; with ``two_sided``, from
-            ``update``, a state that belongs to another model, naming the leaf's path.
+        UserError: ``compressor`` is not a `Compressor`; ``min_size`` is not a whole
+            number of 0 or more, or not 0 with ``bucket``; ``two_sided`` with a
+            compressor whose payloads are summed or that does not shrink its error;
+            from ``init``, ``bucket`` with a compressor that makes one flat array
+            larger; when used, a compressor whose functions fail.
+        ValueError: With ``two_sided``, from ``update``: a state that belongs to another
+            model; names the leaf's path.
 
     Example:
         >>> import jax.numpy as jnp, parsgd

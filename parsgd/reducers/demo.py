@@ -20,7 +20,7 @@ from parsgd.compressors.index_packing import (
     pack_indices,
     unpack_indices,
 )
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 
 
@@ -82,9 +82,10 @@ def demo(
         An optax transformation with a `DeMoState`.
 
     Raises:
-        UserError: ``chunk`` or ``k`` is not a whole number of 1 or more.
-        ValueError: ``decay`` outside [0, 1]; or, from ``update``, momentum that belongs
-            to another model, naming the leaf's path.
+        UserError: ``chunk`` or ``k`` is not a whole number of 1 or more, or ``decay``
+            outside [0, 1].
+        ValueError: From ``update``: momentum that belongs to another model; names the
+            leaf's path.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -108,7 +109,7 @@ def demo(
         schedule of the optimizer weighs what m has from earlier steps by today's rate.
     """
     if not 0 <= decay <= 1:
-        raise ValueError(f"demo: decay={decay} must be in [0, 1]")
+        raise UserError(f"demo: decay={decay} must be in [0, 1]")
     check_whole("chunk", chunk)
     check_whole("k", k)
 

@@ -14,7 +14,7 @@ import optax
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
 from parsgd.compressors.base import GROWS, SMALL
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.clip import clipped
 from parsgd.reducers.exchange import Exchange
@@ -90,8 +90,9 @@ def dgc(
         An optax transformation with a `DGCState`.
 
     Raises:
-        ValueError: An argument out of range, or unknown ``select``; or, from
-            ``update``, state that belongs to another model, naming the leaf's path.
+        UserError: An argument out of range, or unknown ``select``.
+        ValueError: From ``update``: a state that belongs to another model; names the
+            leaf's path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,11 +115,11 @@ def dgc(
         Entries of v that are zero are never masked, even if they are among the k.
     """
     if not 0 < density <= 1:
-        raise ValueError(f"dgc: density={density} must be above 0 and at most 1")
+        raise UserError(f"dgc: density={density} must be above 0 and at most 1")
     if not 0 <= momentum < 1:
-        raise ValueError(f"dgc: momentum={momentum} must be in [0, 1)")
+        raise UserError(f"dgc: momentum={momentum} must be in [0, 1)")
     if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"dgc: clip_norm={clip_norm} must be positive, or None")
+        raise UserError(f"dgc: clip_norm={clip_norm} must be positive, or None")
     check_whole("min_size", min_size, 0)
 
     channel = Exchange(top_k(ratio=density, select=select))

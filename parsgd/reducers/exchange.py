@@ -236,10 +236,9 @@ def exchange(
 
     Raises:
         UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
-            number of 0 or more.
-        ValueError: ``two_sided`` with a code whose payloads are summed or that does not
-            shrink its error, ``feedback`` with one that does not, or ``bucket`` with
-            ``min_size``.
+            number of 0 or more, or not 0 with ``bucket``; ``two_sided`` with a
+            compressor whose payloads are summed or that does not shrink its error, or
+            ``feedback`` with one that does not.
 
     Example:
         >>> import jax.numpy as jnp
@@ -253,18 +252,18 @@ def exchange(
     if feedback:
         check_contracts(feedback, compressor, instead)
     if two_sided and (compressor.sums or compressor.shared_key):
-        raise ValueError(
+        raise UserError(
             f"two_sided=True with {compressor.name}: its payloads are summed on the "
             "way, so there is nothing to encode again; leave two_sided out"
         )
     if two_sided and not compressor.contracts:
-        raise ValueError(
+        raise UserError(
             f"two_sided=True with {compressor.name}: the second encoding has error "
             "feedback, which needs a code that shrinks its error; leave two_sided out"
         )
     check_whole("min_size", min_size, 0)
     if bucket and min_size:
-        raise ValueError(
+        raise UserError(
             f"bucket=True with min_size={min_size}: all leaves are one array then, "
             "whatever their size; leave one of the two out"
         )

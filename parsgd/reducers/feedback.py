@@ -81,11 +81,10 @@ def error_feedback(
         An optax transformation with a `FeedbackState`.
 
     Raises:
-        UserError: As `compressed_all_reduce`.
-        ValueError: A code that does not shrink its error, and as
-            `compressed_all_reduce`; or, from ``update``, a residual whose leaves are
-            not those of the gradient, as after the model was renamed or reshaped; names
-            the path.
+        UserError: As `compressed_all_reduce`, or a compressor that does not shrink its
+            error.
+        ValueError: From ``update``: a residual whose leaves are not those of the
+            gradient, as after the model was renamed or reshaped; names the path.
 
     Example:
         >>> import jax.numpy as jnp, parsgd
@@ -178,8 +177,9 @@ def ef21(
         An optax transformation with an `EF21State`.
 
     Raises:
-        UserError: As `error_feedback`.
-        ValueError: As `error_feedback`, but for ``two_sided``.
+        UserError: As `error_feedback`, but for ``two_sided``.
+        ValueError: From ``update``: estimates that belong to another model; names the
+            path.
 
     Example:
         >>> import jax.numpy as jnp, parsgd

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.compressors import sign
+from parsgd.errors import check_choice
 from parsgd.reducers.exchange import ExchangeState, exchange
 
 TIES = ("positive", "zero")
@@ -40,7 +41,7 @@ def majority_vote(
         An optax transformation with an `ExchangeState`.
 
     Raises:
-        ValueError: Unknown ``tie`` or ``zero``.
+        UserError: Unknown ``tie`` or ``zero``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -61,8 +62,7 @@ def majority_vote(
         W - 1 payloads are sent and none come back. The paper's sign of zero
         is zero; here a zero, which one bit cannot say, counts as ``zero`` says.
     """
-    if tie not in TIES:
-        raise ValueError(f"tie={tie!r}: choose one of {', '.join(TIES)}")
+    check_choice("tie", tie, TIES)
     votes = exchange(sign(zero=zero), bucket=True)
 
     def decided(mean: jax.Array) -> jax.Array:

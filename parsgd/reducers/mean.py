@@ -3,6 +3,7 @@
 import optax
 
 from parsgd import comm
+from parsgd.errors import UserError, check_choice
 from parsgd.reducers import algorithms
 
 ALGORITHMS = ("native", "ring", "tree", "hierarchical")
@@ -31,7 +32,7 @@ def all_reduce(
         An optax transformation without state.
 
     Raises:
-        ValueError: Unknown ``algorithm``; ``group`` missing with the hierarchical form
+        UserError: Unknown ``algorithm``; ``group`` missing with the hierarchical form
             or given with another; or, from ``update``, a ``group`` that does not divide
             W.
 
@@ -43,12 +44,9 @@ def all_reduce(
         >>> jax.vmap(each, axis_name=parsgd.comm.LANES)(g)
         Array([2., 2.], dtype=float32)
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(
-            f"algorithm={algorithm!r}: choose one of {', '.join(ALGORITHMS)}"
-        )
+    check_choice("algorithm", algorithm, ALGORITHMS)
     if (group is None) == (algorithm == "hierarchical"):
-        raise ValueError(
+        raise UserError(
             f"algorithm={algorithm!r} with group={group}: group is the size of the "
             "hierarchical algorithm's groups, given there and only there"
         )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parsgd.errors import UserError
 from parsgd.reducers import paths
 
 # Of the states of optax, and of those here, what holds moving averages of gradients.
@@ -40,7 +41,7 @@ def local_momentum(
         An optax transformation with the state of `optax.trace`.
 
     Raises:
-        ValueError: ``decay`` or ``dampening`` outside [0, 1).
+        UserError: ``decay`` or ``dampening`` outside [0, 1).
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,7 +70,7 @@ def local_momentum(
     """
     for name, value in (("decay", decay), ("dampening", dampening)):
         if not 0 <= value < 1:
-            raise ValueError(f"local_momentum: {name}={value} must be in [0, 1)")
+            raise UserError(f"local_momentum: {name}={value} must be in [0, 1)")
     trace = optax.trace(decay, nesterov=nesterov)
 
     def wide(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors.base import GROWS, SMALL
-from parsgd.errors import check_whole
+from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 
 
@@ -75,9 +75,10 @@ def power_sgd(
         An optax transformation with a `PowerSGDState`.
 
     Raises:
-        UserError: ``rank`` or ``iterations`` is not a whole number of 1 or more.
-        ValueError: ``min_compression`` below 1; or, from ``update``, a residual or Q
-            that belongs to another model, naming the leaf's path.
+        UserError: ``rank`` or ``iterations`` is not a whole number of 1 or more, or
+            ``min_compression`` below 1.
+        ValueError: From ``update``: a residual or Q that belongs to another model;
+            names the leaf's path.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,7 +104,7 @@ def power_sgd(
     check_whole("rank", rank)
     check_whole("iterations", iterations)
     if not min_compression >= 1:
-        raise ValueError(f"min_compression={min_compression}: must be 1 or more")
+        raise UserError(f"min_compression={min_compression}: must be 1 or more")
 
     def why_raw(x) -> str:
         if len(x.shape) < 2:
