@@ -145,39 +145,33 @@ def dgc(
             own = clipped(updates, clip_norm / math.sqrt(comm.world()))
         gradient, others = paths.split(own, why_raw)
         paths.check("velocity", state.velocity, gradient | others)
-        out: paths.Arrays = {}
-        velocity, accumulated = dict(state.velocity), {}
+        for path, x in jax.tree.leaves_with_path(updates):
+            paths.note(path, x, why_raw(x) or GROWS * (not shrinks(x)))
+        out, velocity, accumulated = {}, {}, {}
         for path, g in comm.mean(others).items():
             out[path], u = _momentum(g, state.velocity[path], momentum, nesterov)
             velocity[path] = jnp.where(paths.finite(u), u, state.velocity[path])
         for path, g in gradient.items():
-            step, velocity[path] = _momentum(g, velocity[path], momentum, nesterov)
-            accumulated[path] = state.accumulated[path] + step
-        for path, x in jax.tree.leaves_with_path(updates):
-            paths.note(path, x, why_raw(x) or GROWS * (not shrinks(x)))
-        wide = {p for p, g in gradient.items() if not shrinks(g)}
-        whole = {p: accumulated[p].astype(gradient[p].dtype) for p in wide}
-        sparse = {p: v for p, v in accumulated.items() if p not in wide}
-        mean, sent = _sparse_mean(sparse, whole, channel)
+            step, u = _momentum(g, state.velocity[path], momentum, nesterov)
+            velocity[path], accumulated[path] = u, state.accumulated[path] + step
+        whole = {
+            path: accumulated[path].astype(g.dtype)
+            for path, g in gradient.items()
+            if not shrinks(g)
+        }
+        mean, sent = _sparse_mean(accumulated, whole, channel)
         for path, g in gradient.items():
-            # What rounding to the leaf's type loses: its own of what is sent whole,
-            # and of a sparse average the same on all workers.
-            left, lost = 0.0, 0.0
-            if path in whole:
-                left = accumulated[path] - whole[path].astype(jnp.float32)
-            elif g.dtype.itemsize < 4:
-                lost = mean[path] - mean[path].astype(g.dtype).astype(jnp.float32)
-                lost = jnp.where(jnp.isfinite(lost), lost, 0.0)
-            u, v = velocity[path], jnp.where(sent[path], left, accumulated[path])
+            u, v = velocity[path], accumulated[path]
+            left, lost = _rounded_off(v, whole.get(path), mean[path], g.dtype)
+            v = jnp.where(sent[path], left, v) + lost
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
             # The average is equal on all workers, so they agree on whether to go on.
             velocity[path], accumulated[path] = paths.keep_unless(
                 paths.finite(mean[path]),
-                (u, v + lost),
+                (u, v),
                 (state.velocity[path], state.accumulated[path]),
             )
-        out |= mean
-        return paths.join(out, updates), DGCState(velocity, accumulated)
+        return paths.join(out | mean, updates), DGCState(velocity, accumulated)
 
     return optax.GradientTransformation(init, update)
 
@@ -190,10 +184,33 @@ def _momentum(g: jax.Array, u: jax.Array, m: float, nesterov: bool) -> tuple:
 
 
 def _sparse_mean(
-    sparse: paths.Arrays, whole: paths.Arrays, channel: Exchange
+    accumulated: paths.Arrays, whole: paths.Arrays, channel: Exchange
 ) -> tuple[dict, dict]:
-    """Mean of what the workers send, and where this one sent something."""
-    # Its state is for codes that draw numbers and for the two-sided form: this one has
-    # none worth keeping, and what is not sent stays in v.
+    """Mean of what the workers send, and where this one sent something.
+
+    Args:
+        accumulated: v, by path; its largest entries are sent.
+        whole: Those that are sent whole instead, in the leaf's type.
+        channel: Chooses and averages entries.
+    """
+    sparse = {p: v for p, v in accumulated.items() if p not in whole}
+    # Its state is for compressors that draw numbers and for the two-sided form: this
+    # one has none worth keeping, and what is not sent stays in v.
     mean, sent, _, _ = channel.average(sparse, channel.init({}))
     return mean | comm.mean(whole), {p: x != 0 for p, x in (sent | whole).items()}
+
+
+def _rounded_off(
+    v: jax.Array, whole: jax.Array | None, mean: jax.Array, dtype: Any
+) -> tuple:
+    """What rounding to the leaf's type loses: ``(left, lost)``, which stay in v.
+
+    ``left`` is this worker's own, of what it sends whole; ``lost`` is the same on all
+    workers, of a sparse average.
+    """
+    if whole is not None:
+        return v - whole.astype(jnp.float32), 0.0
+    if dtype.itemsize >= 4:
+        return 0.0, 0.0
+    lost = mean - mean.astype(dtype).astype(jnp.float32)
+    return 0.0, jnp.where(jnp.isfinite(lost), lost, 0.0)
