@@ -95,11 +95,12 @@ def power_sgd(
 
     Differences from the paper:
         The paper's matrix has output units as rows, here they are the columns, as in a
-        JAX weight array; P and Q change sides. Columns of Q are scaled by their largest
-        entry before they are used again, which changes no result (P is orthonormal in
-        any case) and keeps products of small gradients from underflow. A column that
-        comes out as zero keeps its last value: after a step of zero gradients the
-        paper's Q is zero, and may stay so for good.
+        JAX weight array; P and Q change sides. P is the Q of a QR decomposition, in
+        place of Gram-Schmidt, which has no answer for columns of zeros. Columns of Q
+        are scaled by their largest entry before they are used again, which changes no
+        result (P is orthonormal in any case) and keeps products of small gradients from
+        underflow. A column that comes out as zero keeps its last value: after a step of
+        zero gradients the paper's Q is zero, and may stay so for good.
     """
     check_whole("rank", rank)
     check_whole("iterations", iterations)
@@ -140,26 +141,25 @@ def power_sgd(
             paths.check("residual", state.error, gradient)
         if warm_start:
             paths.check("Q", state.q, jax.eval_shape(first_q, gradient))
-        owed = state.error if feedback else dict.fromkeys(gradient, 0.0)
-        total = {p: g.astype(jnp.float32) + owed[p] for p, g in gradient.items()}
+        error = state.error if feedback else dict.fromkeys(gradient, 0.0)
+        m = {p: g.astype(jnp.float32) + error[p] for p, g in gradient.items()}
         start = {
-            p: state.q[p] if warm_start else random_q(total[p], state.step, i)
+            p: state.q[p] if warm_start else random_q(m[p], state.step, i)
             for i, p in enumerate(sorted(gradient))
         }
-        product, q, raw = _approximate(total, start, raw, iterations)
+        product, q, raw = _approximate(m, start, raw, iterations)
         # In the gradient's own type, so that the residual holds its rounding too.
         out = {p: product[p].astype(g.dtype) for p, g in gradient.items()}
-        error, kept = {}, {}
-        for path, v in total.items():
-            good = paths.finite(product[path], out[path])
-            if feedback:
-                rest = v - out[path].astype(jnp.float32)
-                error[path] = jnp.where(good, rest, owed[path])
-            if warm_start:
-                kept[path] = jnp.where(good, q[path], start[path])
-        return paths.join(out | raw, updates), PowerSGDState(
-            error, kept, state.step + 1
-        )
+        good = {p: paths.finite(product[p], out[p]) for p in gradient}
+        kept_error, kept_q = {}, {}
+        if feedback:
+            for p, x in m.items():
+                rest = x - out[p].astype(jnp.float32)
+                kept_error[p] = jnp.where(good[p], rest, error[p])
+        if warm_start:
+            kept_q = {p: jnp.where(good[p], q[p], start[p]) for p in gradient}
+        state = PowerSGDState(kept_error, kept_q, state.step + 1)
+        return paths.join(out | raw, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -170,27 +170,34 @@ def _matrix_shape(x: Any) -> tuple[int, int]:
 
 
 def _approximate(
-    total: paths.Arrays, start: paths.Arrays, raw: paths.Arrays, iterations: int
+    arrays: paths.Arrays, start: paths.Arrays, raw: paths.Arrays, iterations: int
 ) -> tuple[paths.Arrays, paths.Arrays, paths.Arrays]:
-    """``P Q^T`` for the workers' mean of each array, Q to start from, and raw means.
+    """Algorithm 1 of Vogels et al. for all arrays together, since messages cost time.
 
-    All P are averaged at once and then all Q, since links pay for each message.
+    Args:
+        arrays: Gradients with residuals, by path; as matrices they are M.
+        start: Q to start from.
+        raw: What is averaged as it is, in the message of the first P.
+        iterations: Power iterations.
+
+    Returns:
+        ``P Q^T`` in the arrays' shapes, Q for the next step, and the means of ``raw``.
     """
-    times = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    m = {path: v.reshape(_matrix_shape(v)) for path, v in total.items()}
-    p, right, q = {}, {}, dict(start)
+    matmul = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    M = {path: x.reshape(_matrix_shape(x)) for path, x in arrays.items()}
+    P, Q, unit_Q = {}, {}, dict(start)
     for number in range(iterations):
-        left = {path: times(m[path], q[path]) for path in m}
-        left, raw = comm.mean((left, raw)) if number == 0 else (comm.mean(left), raw)
+        MQ = {path: matmul(M[path], unit_Q[path]) for path in M}
+        MQ, raw = comm.mean((MQ, raw)) if number == 0 else (comm.mean(MQ), raw)
         # QR and not Gram-Schmidt: it is orthonormal also for columns that are zero.
-        p = {path: jnp.linalg.qr(x)[0] for path, x in left.items()}
-        right = comm.mean({path: times(m[path].T, p[path]) for path in m})
-        q = {path: _scaled(right[path], q[path]) for path in m}
-    product = {k: times(p[k], right[k].T).reshape(v.shape) for k, v in total.items()}
-    return product, q, raw
+        P = {path: jnp.linalg.qr(x)[0] for path, x in MQ.items()}
+        Q = comm.mean({path: matmul(M[path].T, P[path]) for path in M})
+        unit_Q = {path: _scaled(Q[path], unit_Q[path]) for path in M}
+    out = {p: matmul(P[p], Q[p].T).reshape(x.shape) for p, x in arrays.items()}
+    return out, unit_Q, raw
 
 
-def _scaled(right: jax.Array, q: jax.Array) -> jax.Array:
-    """Columns by their largest entry; a column of zeros as it was."""
-    largest = jnp.max(jnp.abs(right), axis=0, keepdims=True)
-    return jnp.where(largest > 0, right / jnp.where(largest > 0, largest, 1.0), q)
+def _scaled(Q: jax.Array, last: jax.Array) -> jax.Array:
+    """Columns by their largest entry; a column of zeros as it was in the last Q."""
+    largest = jnp.max(jnp.abs(Q), axis=0, keepdims=True)
+    return jnp.where(largest > 0, Q / jnp.where(largest > 0, largest, 1.0), last)
