@@ -91,18 +91,28 @@ def _select(condition: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def _combine(a: list, b: list) -> list:
-    """The pair's sum, for arrays that stand for one vector each."""
-    largest_a, unit_a = _scaled(a)
-    largest_b, unit_b = _scaled(b)
-    dot = _dot(unit_a, unit_b)
-    # What each loses along itself, in the other's size.
-    lost_a = largest_b * _half(dot, _dot(unit_a, unit_a))
-    lost_b = largest_a * _half(dot, _dot(unit_b, unit_b))
+    """The pair's sum, for arrays that stand for one vector each.
+
+    The paper's formula is::
+
+        (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
+
+    Squares of entries above 1e19 or below 1e-19 leave float32, so vectors are scaled
+    by their largest entries: with ``a = A u`` and ``b = B v`` it is::
+
+        a - B (u.v / (2 u.u)) u + b - A (u.v / (2 v.v)) v
+    """
+    A, u = _scaled(a)
+    B, v = _scaled(b)
+    uv = _dot(u, v)
+    along_u = B * _half(uv, _dot(u, u))
+    along_v = A * _half(uv, _dot(v, v))
     return [
         (
-            (x.astype(jnp.float32) - lost_a * u) + (y.astype(jnp.float32) - lost_b * v)
-        ).astype(x.dtype)
-        for x, y, u, v in zip(a, b, unit_a, unit_b, strict=True)
+            (a_i.astype(jnp.float32) - along_u * u_i)
+            + (b_i.astype(jnp.float32) - along_v * v_i)
+        ).astype(a_i.dtype)
+        for a_i, b_i, u_i, v_i in zip(a, b, u, v, strict=True)
     ]
 
 

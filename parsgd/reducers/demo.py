@@ -129,7 +129,7 @@ def demo(
             for path, g in gradient.items()
         }
         types = {path: g.dtype for path, g in gradient.items()}
-        mean, rest = _exchange(m, types, chunk, k)
+        mean, rest = _synchronise(m, types, chunk, k)
         out = {p: _sign(x) if sign else x for p, x in mean.items()}
         momentum = {
             path: jnp.where(paths.finite(mean[path]), rest[path], old)
@@ -145,7 +145,7 @@ def _sign(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.sign(x), jnp.nan)
 
 
-def _exchange(
+def _synchronise(
     m: paths.Arrays, types: Mapping[str, Any], chunk: int, k: int
 ) -> tuple[paths.Arrays, paths.Arrays]:
     """``(what arrives, what stays)`` of momenta, of leaves of these types."""
@@ -167,25 +167,25 @@ class _Chunks(NamedTuple):
 
     Attributes:
         shape: Of the array.
-        high: Rows of a block.
-        wide: Columns of a block.
+        rows: Rows of a block.
+        columns: Columns of a block.
         k: Frequencies of a block.
         itemsize: Bytes of an entry of the leaf.
     """
 
     shape: tuple[int, ...]
-    high: int
-    wide: int
+    rows: int
+    columns: int
     k: int
     itemsize: int
 
     @classmethod
     def of(cls, m: Any, chunk: int, k: int) -> "_Chunks":
         """Blocks of at most ``chunk`` rows and columns, of a leaf like ``m``."""
-        last = m.shape[-1] if m.ndim > 1 else 1
-        rows = m.size // last if last else 0
-        high, wide = _side(rows, chunk), _side(last, chunk)
-        return cls(m.shape, high, wide, min(k, high * wide), m.dtype.itemsize)
+        width = m.shape[-1] if m.ndim > 1 else 1
+        height = m.size // width if width else 0
+        rows, columns = _side(height, chunk), _side(width, chunk)
+        return cls(m.shape, rows, columns, min(k, rows * columns), m.dtype.itemsize)
 
     @property
     def size(self) -> int:
@@ -195,7 +195,7 @@ class _Chunks(NamedTuple):
     @property
     def blocks(self) -> int:
         """How many."""
-        return self.size // (self.high * self.wide)
+        return self.size // (self.rows * self.columns)
 
     @property
     def why_raw(self) -> str:
@@ -208,9 +208,10 @@ class _Chunks(NamedTuple):
 
     def encode(self, m: jax.Array) -> tuple[Any, jax.Array]:
         """``(payload, what it stands for)``."""
-        tall, flat = _dct(self.high), _dct(self.wide)
-        c = _einsum("yhxw,kh,lw->yxkl", m.reshape(self._grid), tall, flat)
-        c = c.reshape(self.blocks, self.high * self.wide)
+        along_rows, along_columns = _dct(self.rows), _dct(self.columns)
+        blocks = m.reshape(self._grid)
+        c = _einsum("yhxw,kh,lw->yxkl", blocks, along_rows, along_columns)
+        c = c.reshape(self.blocks, self.rows * self.columns)
         _, best = jax.lax.top_k(jnp.abs(c), self.k)
         # All blocks' indices as one ascending list.
         first = c.shape[1] * jnp.arange(self.blocks, dtype=jnp.int32)
@@ -237,14 +238,14 @@ class _Chunks(NamedTuple):
     @property
     def _grid(self) -> tuple[int, ...]:
         """Blocks down, side, blocks across, side."""
-        rows, last = self.size // self.shape[-1], self.shape[-1]
-        return rows // self.high, self.high, last // self.wide, self.wide
+        height, width = self.size // self.shape[-1], self.shape[-1]
+        return height // self.rows, self.rows, width // self.columns, self.columns
 
     def _restored(self, c: jax.Array) -> jax.Array:
-        down, high, across, wide = self._grid
-        c = c.reshape(down, across, high, wide)
-        tall, flat = _dct(high), _dct(wide)
-        return _einsum("yxkl,kh,lw->yhxw", c, tall, flat).reshape(self.shape)
+        down, rows, across, columns = self._grid
+        c = c.reshape(down, across, rows, columns)
+        m = _einsum("yxkl,kh,lw->yhxw", c, _dct(rows), _dct(columns))
+        return m.reshape(self.shape)
 
 
 _einsum = functools.partial(
