@@ -122,9 +122,18 @@ def why_raw(compressor: Compressor, like: Any, *, min_size: int = 0) -> str:
         like: The leaf.
         min_size: Leaves of fewer elements are sent as they are.
     """
+    small = why_small(like, min_size)
+    return small or why_grows(like, payload_bytes(compressor, like))
+
+
+def why_small(like: Any, min_size: int = 0) -> str:
+    """Why a leaf is too small to compress; empty if it is not."""
     if len(like.shape) < 2:
         return SMALL
-    if like.size < min_size:
-        return f"fewer than min_size={min_size} entries"
-    smaller = payload_bytes(compressor, like) < like.size * like.dtype.itemsize
-    return "" if smaller else GROWS
+    few = like.size < min_size
+    return f"fewer than min_size={min_size} entries" if few else ""
+
+
+def why_grows(like: Any, sent: int) -> str:
+    """Why a leaf of which so many bytes would be sent is not; empty if it shrinks."""
+    return "" if sent < like.size * like.dtype.itemsize else GROWS

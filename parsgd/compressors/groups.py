@@ -68,6 +68,20 @@ def largest(x: jax.Array, axis: Any = None) -> jax.Array:
     return most + jnp.sum(x * 0, axis=axis)
 
 
+def unit_of(largest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``(down, unit)`` for which ``x * down / unit`` is ``x / largest``.
+
+    Squares of entries above 1e19 or below 1e-19 leave float32; those of entries over
+    the largest one do not. Down comes first, because 1 / largest of the largest numbers
+    is no normal one. Zeros stay zeros.
+
+    Args:
+        largest: Largest absolute value, a scalar of 0 or more.
+    """
+    down = jnp.where(largest > 1, 2.0**-64, 1.0)
+    return down, jnp.where(largest == 0, 1.0, largest * down)
+
+
 def norm2(flat: jax.Array, size: int | None) -> jax.Array:
     """Euclidean norm of each group, ``[groups]``."""
     if group_count(flat.size, size) == 1:

@@ -46,11 +46,6 @@ def alone(fn: Callable, *static: str) -> Callable:
     return call
 
 
-def packed_bytes(n: int, width: int) -> int:
-    """Bytes of n packed codes: ``width ceil(n / 8)``."""
-    return width * -(-n // 8)
-
-
 def _shifts(width: int) -> list[list[tuple[int, int]]]:
     """For each byte row, ``(code row, left shift)`` of what it holds."""
     return [

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import ROW, absmax, flat32, total
+from parsgd.compressors.groups import ROW, absmax, flat32, total, unit_of
 from parsgd.compressors.packing import alone, unpack_bits
 from parsgd.errors import check_choice
 
@@ -172,10 +172,9 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
     def size(v: jax.Array, count: Any) -> jax.Array:
         if norm == "l1":
             return total(v, jnp.abs) / count
-        top = absmax(v, None)[0]  # squares would leave float32
-        small = jnp.where(top > 1, 2.0**-64, 1.0)  # 1 / top would be no normal number
-        unit = (v * small) / jnp.where(top > 0, top * small, 1.0)
-        return top * jnp.sqrt(total(unit, jnp.square) / count)
+        top = absmax(v, None)[0]
+        down, unit = unit_of(top)
+        return top * jnp.sqrt(total(v * down / unit, jnp.square) / count)
 
     def encode(x: jax.Array, key: Key = None) -> ScaledSign:
         return encode_padded(x, 0, key)

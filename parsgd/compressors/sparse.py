@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.groups import flat32
 from parsgd.compressors.index_packing import pack_indices, unpack_indices
 from parsgd.compressors.random import uniform_bits
 from parsgd.compressors.select import largest
@@ -100,7 +101,7 @@ def top_k(
     sampled = select == "sampled"
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
-        v = _flat(x)
+        v = flat32(x)
         index = largest(v, kept(ratio, v.size), sampled=sampled)
         chosen = v[index] if index.size < v.size else v
         # One column, so that a code with levels for each has one pair of them.
@@ -179,7 +180,7 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         return largest(uniform_bits(key, (n,)), kept(ratio, n), order=lambda b: b >> 1)
 
     def encode(x: jax.Array, key: Key = None) -> RandomK:
-        v = _flat(x)
+        v = flat32(x)
         whole = kept(ratio, v.size) == v.size
         return RandomK(v if whole else v[chosen(v.size, key)])
 
@@ -249,7 +250,7 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
         del key
-        v = _flat(x)
+        v = flat32(x)
         index = largest(v, kept(capacity_ratio, v.size))
         chosen = v[index]
         reach = ~(jnp.abs(chosen) < tau)  # NaN too
@@ -272,10 +273,6 @@ def _check_ratio(name: str, ratio: float) -> None:
             f"{name}={ratio}: the share of entries that is sent, above 0 and at most 1 "
             "(0.01 for 1 %)"
         )
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32).reshape(-1)
 
 
 def _packed(index: jax.Array, n: int) -> jax.Array | None:

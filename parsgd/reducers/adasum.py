@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
+from parsgd.compressors.groups import unit_of
 
 
 def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
@@ -76,18 +77,16 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
             other = comm.permute(x, [(r, r ^ distance) for r in range(core)])
             # In the same order on both sides, so that both get the same bits.
             first = rank & distance == 0
-            x = pair(_select(first, x, other), _select(first, other, x))
+            x = pair(
+                optax.tree.where(first, x, other), optax.tree.where(first, other, x)
+            )
             distance *= 2
         if rest:
             back = comm.permute(x, [(i, core + i) for i in rest])
-            x = _select(rank >= core, back, x)
+            x = optax.tree.where(rank >= core, back, x)
         return comm.agreed(jax.tree.unflatten(structure, x)), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def _select(condition: jax.Array, yes: Any, no: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
 def _combine(a: list, b: list) -> list:
@@ -122,9 +121,7 @@ def _scaled(arrays: list) -> tuple[jax.Array, list]:
     largest = jnp.float32(0)
     for x in wide:
         largest = jnp.maximum(largest, jnp.max(jnp.abs(x), initial=0.0))
-    # Down first: 1 / x of the largest numbers is no normal one.
-    down = jnp.where(largest > 1, 2.0**-64, 1.0)
-    unit = jnp.where(largest == 0, 1.0, largest * down)
+    down, unit = unit_of(largest)
     return largest, [x * down / unit for x in wide]
 
 

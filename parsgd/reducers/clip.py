@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parsgd.compressors.groups import unit_of
 from parsgd.errors import UserError
 
 
@@ -55,10 +56,8 @@ def clipped(tree: Any, norm: float) -> Any:
     largest = jnp.float32(0)
     for top in tops:
         largest = jnp.maximum(largest, top) + (largest * 0 + top * 0)
-    # Down first: 1 / |g| of the largest numbers is no normal one.
-    down = jnp.where(largest > 1, 2.0**-64, 1.0)
+    down, unit = unit_of(largest)
     wide = [g * down for g in wide]
-    unit = jnp.where(largest == 0, 1.0, largest * down)
     squares = sum((jnp.sum(jnp.square(g / unit)) for g in wide), jnp.float32(0))
     # Not c / |g|: the norm itself may be too large for float32.
     factor = norm / unit / jnp.where(squares == 0, 1.0, jnp.sqrt(squares))

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from parsgd import comm
-from parsgd.compressors.base import GROWS, SMALL
+from parsgd.compressors.base import why_grows, why_small
 from parsgd.compressors.index_packing import (
     index_bytes,
     pack_indices,
@@ -170,14 +170,14 @@ class _Chunks(NamedTuple):
         rows: Rows of a block.
         columns: Columns of a block.
         k: Frequencies of a block.
-        itemsize: Bytes of an entry of the leaf.
+        dtype: Of the leaf.
     """
 
     shape: tuple[int, ...]
     rows: int
     columns: int
     k: int
-    itemsize: int
+    dtype: Any
 
     @classmethod
     def of(cls, m: Any, chunk: int, k: int) -> "_Chunks":
@@ -185,7 +185,7 @@ class _Chunks(NamedTuple):
         width = m.shape[-1] if m.ndim > 1 else 1
         height = m.size // width if width else 0
         rows, columns = _side(height, chunk), _side(width, chunk)
-        return cls(m.shape, rows, columns, min(k, rows * columns), m.dtype.itemsize)
+        return cls(m.shape, rows, columns, min(k, rows * columns), m.dtype)
 
     @property
     def size(self) -> int:
@@ -200,11 +200,9 @@ class _Chunks(NamedTuple):
     @property
     def why_raw(self) -> str:
         """Why the array is not sent as frequencies; empty if it is."""
-        if len(self.shape) < 2:
-            return SMALL
         sent = self.blocks * self.k
-        size = 4 * sent + index_bytes(sent, self.size)
-        return "" if size < self.itemsize * self.size else GROWS
+        sent_bytes = 4 * sent + index_bytes(sent, self.size)
+        return why_small(self) or why_grows(self, sent_bytes)
 
     def encode(self, m: jax.Array) -> tuple[Any, jax.Array]:
         """``(payload, what it stands for)``."""

@@ -13,7 +13,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors import payload_bytes, top_k
-from parsgd.compressors.base import GROWS, SMALL
+from parsgd.compressors.base import why_grows, why_small
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.clip import clipped
@@ -125,14 +125,10 @@ def dgc(
     channel = Exchange(top_k(ratio=density, select=select))
 
     def why_raw(x) -> str:
-        if len(x.shape) < 2:
-            return SMALL
-        if x.size == 0:
-            return "empty"
-        return f"fewer than min_size={min_size} entries" * (x.size < min_size)
+        return why_small(x, min_size) or "empty" * (x.size == 0)
 
-    def shrinks(x) -> bool:
-        return payload_bytes(channel.compressor, x) < x.size * x.dtype.itemsize
+    def why_whole(x) -> str:
+        return why_grows(x, payload_bytes(channel.compressor, x))
 
     def init(params: Any) -> Any:
         arrays, others = paths.split(params, why_raw)
@@ -146,7 +142,7 @@ def dgc(
         gradient, others = paths.split(own, why_raw)
         paths.check("velocity", state.velocity, gradient | others)
         for path, x in jax.tree.leaves_with_path(updates):
-            paths.note(path, x, why_raw(x) or GROWS * (not shrinks(x)))
+            paths.note(path, x, why_raw(x) or why_whole(x))
         out, velocity, accumulated = {}, {}, {}
         for path, g in comm.mean(others).items():
             out[path], u = _momentum(g, state.velocity[path], momentum, nesterov)
@@ -157,7 +153,7 @@ def dgc(
         whole = {
             path: accumulated[path].astype(g.dtype)
             for path, g in gradient.items()
-            if not shrinks(g)
+            if why_whole(g)
         }
         mean, sent = _sparse_mean(accumulated, whole, channel)
         for path, g in gradient.items():
@@ -166,7 +162,7 @@ def dgc(
             v = jnp.where(sent[path], left, v) + lost
             u = jnp.where(sent[path], 0.0, u) if momentum_masking else u
             # The average is equal on all workers, so they agree on whether to go on.
-            velocity[path], accumulated[path] = paths.keep_unless(
+            velocity[path], accumulated[path] = optax.tree.where(
                 paths.finite(mean[path]),
                 (u, v),
                 (state.velocity[path], state.accumulated[path]),

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes
-from parsgd.compressors.base import GROWS, why_raw
+from parsgd.compressors.base import why_grows, why_raw
 from parsgd.compressors.checked import check_contracts, checked
+from parsgd.compressors.groups import flat32
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import nan_unless_finite
@@ -37,7 +38,7 @@ class ExchangeState(NamedTuple):
     owner_error: dict[str, jax.Array]
 
 
-STRIPED = ExchangeState._fields[1]  # together the stripes of all workers are the array
+STRIPED = "owner_error"  # together the stripes of all workers are the array
 
 
 class Averaged(NamedTuple):
@@ -92,7 +93,7 @@ class Exchange(NamedTuple):
     def split(self, tree: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """What is compressed, as ``float32``, and what is not, as it is; by path."""
         if self.bucket:
-            flat = [x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(tree)]
+            flat = [flat32(x) for x in jax.tree.leaves(tree)]
             if not flat:
                 return {}, {}
             whole = jnp.concatenate(flat)
@@ -177,7 +178,7 @@ class Exchange(NamedTuple):
         why = why_raw(self.compressor, x, min_size=self.min_size)
         if why or not self.two_sided:
             return why
-        return "" if self._payload(x) < x.size * x.dtype.itemsize else GROWS
+        return why_grows(x, self._payload(x))
 
     def _payload(self, x: Any) -> int:
         """Bytes of a leaf's payload, of all its stripes where it has some."""

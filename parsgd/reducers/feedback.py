@@ -135,7 +135,7 @@ def error_feedback(
         mean, sent, good, inner = channel.average(total, state.exchange)
         # The average is equal on all workers, so they agree on whether to go on.
         error = {
-            path: paths.keep_unless(good[path], v - sent[path], state.error[path])
+            path: optax.tree.where(good[path], v - sent[path], state.error[path])
             for path, v in total.items()
         }
         reduced = channel.join(mean, comm.mean(raw), updates)
@@ -234,7 +234,7 @@ def ef21(
             known = {path: h + sent[path] for path, h in state.estimate.items()}
         kept, estimate = {}, {}
         for path, h in state.estimate.items():
-            kept[path], estimate[path] = paths.keep_unless(
+            kept[path], estimate[path] = optax.tree.where(
                 paths.finite(moved[path]),
                 (moved[path], known[path]),
                 (state.mean[path], h),

@@ -86,7 +86,7 @@ def local_momentum(
         out = jax.tree.map(
             lambda x, g: jnp.where(good, x, jnp.nan).astype(g.dtype), out, updates
         )
-        return out, paths.keep_unless(good, new, state)
+        return out, optax.tree.where(good, new, state)
 
     return optax.GradientTransformation(init, update)
 

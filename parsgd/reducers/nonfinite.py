@@ -88,7 +88,7 @@ def skip_nonfinite(
         good = votes == 0
         overflowed = ~good & (votes <= comm.world())
         out = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), out)
-        kept = paths.keep_unless(good, new, state.inner)
+        kept = optax.tree.where(good, new, state.inner)
         return out, SkipState(
             kept,
             state.skipped + jnp.int32(~good),

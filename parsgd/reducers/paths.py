@@ -94,11 +94,6 @@ def check(what: str, kept: Mapping[str, Any], arrays: Mapping[str, Any]) -> None
             )
 
 
-def keep_unless(good: jax.Array, new: Any, old: Any) -> Any:
-    """``new`` where the step was good, else ``old``; any tree."""
-    return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-
-
 def finite(*arrays: jax.Array) -> jax.Array:
     """Whether every entry is finite, a boolean scalar."""
     good = jnp.bool_(True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
-from parsgd.compressors.base import GROWS, SMALL
+from parsgd.compressors.base import why_grows, why_small
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 
@@ -108,14 +108,12 @@ def power_sgd(
         raise UserError(f"min_compression={min_compression}: must be 1 or more")
 
     def why_raw(x) -> str:
-        if len(x.shape) < 2:
-            return SMALL
         # P and Q are float32, whatever the leaf is.
         size, sent = x.size * x.dtype.itemsize, 4 * rank * sum(_matrix_shape(x))
-        if size <= sent:
-            return GROWS
-        small = size <= min_compression * sent
-        return f"not smaller by min_compression={min_compression:g}" * small
+        if why := why_small(x) or why_grows(x, sent):
+            return why
+        little = size <= min_compression * sent
+        return f"not smaller by min_compression={min_compression:g}" * little
 
     def random_q(x, step, number) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)

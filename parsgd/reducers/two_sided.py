@@ -9,6 +9,7 @@ average and sends that to all.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from parsgd import comm
 from parsgd.compressors import Compressor
@@ -87,7 +88,7 @@ def exchange_stripes(
         good[path] = mean_is_finite(code, all_stripes, mean[path])
         # What another owner's stripe spoils is not applied here either.
         on = good[path] & paths.finite(rest[path])
-        kept[path] = paths.keep_unless(on, rest[path], owner_error[path])
+        kept[path] = optax.tree.where(on, rest[path], owner_error[path])
     return mean, sent, good, kept
 
 

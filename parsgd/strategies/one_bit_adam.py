@@ -152,7 +152,7 @@ def one_bit_adam(
         count = state.count + 1
         step = direction(mean, state.nu, count)
         good = paths.finite(*jax.tree.leaves(mean))
-        mu = paths.keep_unless(good, mean, state.mu)
+        mu = optax.tree.where(good, mean, state.mu)
         return step, OneBitAdamState(count, mu, state.nu, error, exchanged)
 
     def strategy(update: Callable) -> Any:

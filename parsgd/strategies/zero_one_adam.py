@@ -187,7 +187,7 @@ def zero_one_adam(
         )
         share = jnp.where(rates > 0, 1 / jnp.where(rates > 0, rates, 1.0), 0.0)
         good = paths.finite(*jax.tree.leaves(mean))
-        mu = paths.keep_unless(good, scaled(share, mean), fallback)
+        mu = optax.tree.where(good, scaled(share, mean), fallback)
         state = state._replace(mu=mu, error=error, exchange=exchanged)
         return moved(start, mean, state.nu), state
 
