@@ -11,25 +11,23 @@ neither axis bound there is one worker and nothing is sent.
 
 All functions take pytrees. Averages touch floating-point leaves only: an averaged step
 count would become a float, and a random key has no average.
-
-A mean over few lanes is written out as a sum, which XLA on CPU joins with its terms. Of
-more lanes it is a product with a row of 1/L, on CPU about twenty times faster than
-XLA's reduction of a leading axis.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from parsgd import cluster
+from parsgd.cluster.fused import by_type
 
 DEVICES = "devices"
 LANES = "lanes"
-UNROLLED = 8  # most lanes whose mean is written out
+# Most lanes whose mean is written out as a sum, which XLA on CPU joins with its terms.
+# More are a product with a row of 1/L: 20 times as fast as its sum over a leading axis.
+UNROLLED = 8
 
 Tree = TypeVar("Tree")
 
@@ -52,7 +50,14 @@ def world() -> int:
 
 
 def rank() -> jax.Array:
-    """This worker's number in 0..W-1, an int32 scalar."""
+    """This worker's number in 0..W-1, an int32 scalar.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> each = lambda x: x * parsgd.comm.world() + parsgd.comm.rank()
+        >>> jax.vmap(each, axis_name=parsgd.comm.LANES)(jnp.array([10, 10, 10]))
+        Array([30, 31, 32], dtype=int32)
+    """
     index = jnp.int32(0)
     if _bound(DEVICES):
         index += lax.axis_index(DEVICES) * _size(LANES)
@@ -82,51 +87,6 @@ def _scaled_sum(x: jax.Array, scale: float) -> jax.Array:
 
 def _lane_sum(x: jax.Array, scale: float) -> jax.Array:
     return _scaled_sum(lax.all_gather(x, LANES), scale)
-
-
-def _fuses() -> bool:
-    """Whether arrays of one type are sent as one.
-
-    Between processes on CPU: gloo pays a round trip for each array, and waits between
-    them.
-    """
-    return cluster.processes() > 1 and jax.default_backend() == "cpu"
-
-
-def _by_type(
-    send: Callable[[jax.Array], jax.Array],
-    tree: Tree,
-    chosen: Callable[[jax.Array], bool] = lambda x: True,
-    after: Callable[[jax.Array], jax.Array] = lambda x: x,
-    lead: int = 0,
-) -> Tree:
-    """``send`` of the chosen leaves, those of a type as one array where that pays.
-
-    Args:
-        send: A collective that keeps an array's own axes, after those that it adds.
-        tree: Leaves.
-        chosen: Which of them are sent; others stay.
-        after: What becomes of the result, in the leaf's own shape.
-        lead: First axes that mean something to ``send``, the same in all leaves.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    if not _fuses():
-        leaves = [after(send(x)) if chosen(x) else x for x in leaves]
-        return jax.tree.unflatten(structure, leaves)
-    types: dict[Any, list[int]] = {}
-    for i, x in enumerate(leaves):
-        if chosen(x):
-            leaves[i] = jnp.asarray(x)
-            types.setdefault(leaves[i].dtype, []).append(i)
-    for places in types.values():
-        rows = [leaves[i].reshape(*leaves[i].shape[:lead], -1) for i in places]
-        sent, start = send(jnp.concatenate(rows, axis=-1)), 0
-        added = sent.shape[: sent.ndim - 1 - lead]
-        for i, row in zip(places, rows, strict=True):
-            part = sent[..., start : start + row.shape[-1]]
-            leaves[i] = after(part.reshape(*added, *leaves[i].shape))
-            start += row.shape[-1]
-    return jax.tree.unflatten(structure, leaves)
 
 
 def _by_rank(x: jax.Array) -> jax.Array:
@@ -163,16 +123,15 @@ def mean(tree: Tree) -> Tree:
 
 def mean_of_lanes(tree: Tree) -> Tree:
     """Average over an explicit leading axis, ``[L, ...] -> [...]``, of floats."""
-    return jax.tree.map(
-        lambda x: _scaled_sum(x, 1 / len(x)) if _is_float(x) else x, tree
-    )
+    average = lambda x: _scaled_sum(x, 1 / len(x)) if _is_float(x) else x
+    return jax.tree.map(average, tree)
 
 
 def mean_over_devices(tree: Tree) -> Tree:
     """Average over devices of what a device's lanes share."""
     if not _bound(DEVICES):
         return tree
-    return _by_type(_device_mean, tree, _is_float)
+    return by_type(_device_mean, tree, _is_float)
 
 
 def _device_mean(x: jax.Array) -> jax.Array:
@@ -183,7 +142,13 @@ def _device_mean(x: jax.Array) -> jax.Array:
 
 
 def total(tree: Tree) -> Tree:
-    """Sum of every leaf over all workers, in the leaf's own type."""
+    """Sum of every leaf over all workers, in the leaf's own type.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> jax.vmap(parsgd.comm.total, axis_name=parsgd.comm.LANES)(jnp.arange(3))
+        Array([3, 3, 3], dtype=int32)
+    """
 
     def lanes(x):
         if _is_float(x):
@@ -193,11 +158,17 @@ def total(tree: Tree) -> Tree:
     tree = jax.tree.map(lanes, tree) if _bound(LANES) else tree
     if not _bound(DEVICES):
         return tree
-    return _by_type(lambda x: lax.psum(x, DEVICES), tree)
+    return by_type(lambda x: lax.psum(x, DEVICES), tree)
 
 
 def gather(tree: Tree) -> Tree:
-    """Every worker's leaf, stacked in rank order: ``[...] -> [W, ...]``."""
+    """Every worker's leaf, stacked in rank order: ``[...] -> [W, ...]``.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> jax.vmap(parsgd.comm.gather, axis_name=parsgd.comm.LANES)(jnp.arange(3))[0]
+        Array([0, 1, 2], dtype=int32)
+    """
 
     def lanes(x):
         return lax.all_gather(x, LANES) if _bound(LANES) else x[None]
@@ -205,11 +176,17 @@ def gather(tree: Tree) -> Tree:
     tree = jax.tree.map(lanes, tree)
     if not _bound(DEVICES):
         return tree
-    return _by_type(lambda x: lax.all_gather(x, DEVICES), tree, after=_by_rank)
+    return by_type(lambda x: lax.all_gather(x, DEVICES), tree, after=_by_rank)
 
 
 def maximum(tree: Tree) -> Tree:
-    """Largest value of every entry over all workers; NaN where any worker has NaN."""
+    """Largest value of every entry over all workers; NaN where any worker has NaN.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> jax.vmap(parsgd.comm.maximum, axis_name=parsgd.comm.LANES)(jnp.arange(3))
+        Array([2, 2, 2], dtype=int32)
+    """
 
     def largest(axis, x):
         each = lax.all_gather(x, axis)
@@ -217,7 +194,7 @@ def maximum(tree: Tree) -> Tree:
         spoilt = jnp.isnan(each).any(0)
         return jnp.where(spoilt, jnp.nan, most) if _is_float(x) else most
 
-    for axis, each in ((LANES, jax.tree.map), (DEVICES, _by_type)):
+    for axis, each in ((LANES, jax.tree.map), (DEVICES, by_type)):
         if _bound(axis):
             tree = each(functools.partial(largest, axis), tree)
     return tree
@@ -238,7 +215,18 @@ def agreed(tree: Tree) -> Tree:
 
 
 def all_to_all(tree: Tree) -> Tree:
-    """Part r of worker s goes to worker r, as its part s: ``[W, ...] -> [W, ...]``."""
+    """Part r of worker s goes to worker r, as its part s: ``[W, ...] -> [W, ...]``.
+
+    Raises:
+        ValueError: A leaf whose first axis is not W.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> parts = jnp.array([[1, 2], [3, 4]])  # of two workers
+        >>> jax.vmap(parsgd.comm.all_to_all, axis_name=parsgd.comm.LANES)(parts)
+        Array([[1, 3],
+               [2, 4]], dtype=int32)
+    """
     lanes, devices = _size(LANES), _size(DEVICES)
 
     def leaf(x):
@@ -249,7 +237,7 @@ def all_to_all(tree: Tree) -> Tree:
 
     tree = jax.tree.map(leaf, tree)
     if _bound(DEVICES):
-        tree = _by_type(lambda x: lax.all_to_all(x, DEVICES, 0, 0), tree, lead=1)
+        tree = by_type(lambda x: lax.all_to_all(x, DEVICES, 0, 0), tree, lead=1)
     return jax.tree.map(_by_rank, tree)
 
 
@@ -261,6 +249,12 @@ def permute(tree: Tree, pairs: Sequence[tuple[int, int]]) -> Tree:
 
     Raises:
         ValueError: A rank outside 0..W-1, or one that sends or receives twice.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> each = lambda x: parsgd.comm.permute(x, [(0, 2), (2, 1)])
+        >>> jax.vmap(each, axis_name=parsgd.comm.LANES)(jnp.array([5, 6, 7]))
+        Array([0, 7, 5], dtype=int32)
     """
     size, lanes, devices = world(), _size(LANES), _size(DEVICES)
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
@@ -295,6 +289,12 @@ def permute(tree: Tree, pairs: Sequence[tuple[int, int]]) -> Tree:
 
 
 def shift(tree: Tree, by: int = 1) -> Tree:
-    """What the worker ``by`` ranks before this one has, around the ring."""
+    """What the worker ``by`` ranks before this one has, around the ring.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, parsgd
+        >>> jax.vmap(parsgd.comm.shift, axis_name=parsgd.comm.LANES)(jnp.arange(3))
+        Array([2, 0, 1], dtype=int32)
+    """
     size = world()
     return permute(tree, [(r, (r + by) % size) for r in range(size)])

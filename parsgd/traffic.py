@@ -183,6 +183,9 @@ def isolated(fn: Callable, workers: int, args: Sequence[Any]) -> bool:
         workers: W.
         args: Arrays or ``jax.ShapeDtypeStruct``, as one worker sees them.
 
+    Returns:
+        True if no operation, in loops and inner functions too, is one between workers.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd import comm, traffic
@@ -207,6 +210,13 @@ def trace(fn: Callable, workers: int, *args: Any) -> Traffic:
         fn: One worker's program; calls `parsgd.comm`.
         workers: W.
         *args: Arrays or ``jax.ShapeDtypeStruct``, as one worker sees them.
+
+    Returns:
+        A `Traffic` of the program's collectives; without any if W is 1.
+
+    Raises:
+        ValueError: A collective that is not counted: one of an unknown kind, one over
+            groups of workers, or one in a ``lax.while_loop``.
 
     Example:
         >>> import jax.numpy as jnp

@@ -7,6 +7,7 @@ import pytest
 
 import parsgd
 from parsgd import comm
+from parsgd.cluster import fused
 from parsgd.placement.devices import Placement
 from parsgd.placement.spmd import spmd
 
@@ -81,7 +82,7 @@ def test_one_message_for_each_type_gives_the_same(place, monkeypatch):
         return comm.mean(tree), comm.total(tree), comm.gather(tree), largest
 
     apart = over(send, place, tree)
-    monkeypatch.setattr(comm, "_fuses", lambda: True)
+    monkeypatch.setattr(fused, "_fuses", lambda: True)
     at_once = over(send, place, tree)
     jax.tree.map(np.testing.assert_array_equal, at_once, apart)
     if place[0] == "shard_map" and place[2] == 1:

@@ -44,6 +44,9 @@ def fp16() -> Compressor:
         >>> from parsgd.compressors import fp16
         >>> fp16().encode(jnp.array([1.0, 2.0]), None)
         Array([1., 2.], dtype=float16)
+
+    References:
+        IEEE 754, "Standard for Floating-Point Arithmetic": binary16.
     """
     return _cast(jnp.float16, "fp16")
 
@@ -62,6 +65,10 @@ def bf16() -> Compressor:
         >>> from parsgd.compressors import bf16
         >>> bf16().encode(jnp.array([1.0, 2.0]), None)
         Array([1, 2], dtype=bfloat16)
+
+    References:
+        Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019,
+        arXiv:1905.12322.
     """
     return _cast(jnp.bfloat16, "bf16")
 

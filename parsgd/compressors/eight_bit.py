@@ -70,9 +70,14 @@ def linear_8bit(
         Array([-127.,    0.,    3.], dtype=float32)
 
     References:
-        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
-        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for
-        the blocks.
+        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016,
+        arXiv:1511.04561. Dettmers et al., "8-bit Optimizers via Block-wise
+        Quantization", ICLR 2022, for the blocks.
+
+    Differences from the papers:
+        They round to the nearest; ``rounding="random"`` is for use without feedback.
+        The first has no blocks, and the second quantises the optimizer's state, where
+        this is for what is sent.
     """
     _check_block(block_size)
     check_choice("rounding", rounding, ROUNDINGS)
@@ -148,9 +153,9 @@ def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
         Array([ 1.000e+00,  0.000e+00, -6.625e-05], dtype=float32)
 
     References:
-        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016.
-        Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for
-        the blocks of 2048.
+        Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", ICLR 2016,
+        arXiv:1511.04561. Dettmers et al., "8-bit Optimizers via Block-wise
+        Quantization", ICLR 2022, for the blocks of 2048.
 
     Differences from the papers:
         The nearest code is computed, not searched for: a value's decade comes from

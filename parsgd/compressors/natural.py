@@ -62,7 +62,8 @@ def natural(*, rounding: str = "random") -> Compressor:
         Array([-1.,  0.,  2.], dtype=float32)
 
     References:
-        Horvath et al., "Natural Compression for Distributed Deep Learning", 2019.
+        Horvath et al., "Natural Compression for Distributed Deep Learning", 2019,
+        arXiv:1905.10988.
 
     Differences from the paper:
         None within float32's normal range. Below it (under 1.2e-38) entries round to

@@ -72,7 +72,7 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
 
     References:
         Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization
-        and Encoding", NeurIPS 2017.
+        and Encoding", NeurIPS 2017, arXiv:1610.02132.
 
     Differences from the paper:
         Codes have a fixed width instead of Elias codes: the length of those depends on

@@ -6,7 +6,6 @@ Compressed Optimisation for Non-Convex Problems", ICML 2018; Karimireddy et al.,
 Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,15 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
-from parsgd.compressors.groups import ROW, absmax, flat32, total, unit_of
-from parsgd.compressors.packing import alone, unpack_bits
+from parsgd.compressors.column_sums import column_counts, column_sums
+from parsgd.compressors.groups import absmax, flat32, total, unit_of
+from parsgd.compressors.packing import unpack_bits
 from parsgd.errors import check_choice
 
 GROUPS = ("column", "leaf")
 ZEROS = ("positive", "negative")
 NORMS = ("l1", "l2")
-EXACT = 1 << 24  # that float32 counts to
-FOLDED = 8  # rows that are added up before columns are
 
 
 class OneBit(NamedTuple):
@@ -87,6 +85,11 @@ def one_bit(*, levels: str = "column") -> Compressor:
     References:
         Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
         Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
+
+    Differences from the paper:
+        Zero counts as positive, and a group without entries of a sign has the level 0
+        for it; the paper leaves both open. One pair of levels for a whole
+        array, ``levels="leaf"``, is not in the paper.
     """
     check_choice("levels", levels, GROUPS)
 
@@ -101,12 +104,12 @@ def one_bit(*, levels: str = "column") -> Compressor:
         del key
         v = flat32(x)
         width = columns(x)
-        n_high = _counts(v, width=width)
+        n_high = column_counts(v, width=width)
         n_low = x.size // width - n_high
         n_high = n_high - zeros
         # A column that is not a number has no finite level, and no other is touched.
-        high = _sums(v, fn="high", width=width) / jnp.maximum(n_high, 1)
-        low = _sums(v, fn="low", width=width) / jnp.maximum(n_low, 1)
+        high = column_sums(v, fn="high", width=width) / jnp.maximum(n_high, 1)
+        low = column_sums(v, fn="low", width=width) / jnp.maximum(n_low, 1)
         return OneBit(jnp.packbits(v >= 0), low, high)
 
     def decode(payload: OneBit, like: Any, key: Key = None) -> jax.Array:
@@ -161,7 +164,7 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
 
     References:
         Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
-        Schemes", ICML 2019.
+        Schemes", ICML 2019, arXiv:1901.09847.
 
     Differences from the paper:
         One bit cannot say zero, which counts as ``zero`` says.
@@ -227,7 +230,7 @@ def sign(*, zero: str = "positive") -> Compressor:
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-        ICML 2018.
+        ICML 2018, arXiv:1802.04434.
 
     Differences from the paper:
         The paper's sign of zero is zero.
@@ -252,48 +255,3 @@ def _decode(payload: ScaledSign, like: Any, key: Key = None) -> jax.Array:
 def _positive(zero: str) -> Callable[[jax.Array], jax.Array]:
     check_choice("zero", zero, ZEROS)
     return (lambda v: v >= 0) if zero == "positive" else (lambda v: v > 0)
-
-
-PARTS = {
-    "count": lambda v: (v >= 0).astype(jnp.float32),
-    # Not the minimum, which drops NaN: one is among the low.
-    "high": lambda v: jnp.where(v >= 0, v, 0.0),
-    "low": lambda v: jnp.where(v >= 0, 0.0, v),
-}
-
-
-def _column_sums(flat: jax.Array, *, fn: str, width: int) -> jax.Array:
-    """Sum of ``fn`` over each of ``width`` columns of a matrix, ``[width]``."""
-    if width == 1 and (flat.size == 0 or flat.size % ROW):
-        return total(flat, PARTS[fn])[None]
-    if width == 1:
-        return jnp.sum(_column_sums(flat, fn=fn, width=ROW))[None]
-    rows = flat.reshape(-1, width)
-    whole = len(rows) - len(rows) % FOLDED
-    blocks = rows[:whole].reshape(-1, FOLDED, width)
-    ends = [PARTS[fn](rows[i]) for i in range(whole, len(rows))]
-    folded = [PARTS[fn](blocks[:, i]) for i in range(FOLDED)]
-    sums = functools.reduce(jnp.add, ends, jnp.zeros(width, jnp.float32))
-    # XLA on a CPU multiplies by a row of ones faster than it reduces a leading axis,
-    # and adds whole rows faster than that.
-    ones = jnp.ones(len(blocks), jnp.float32)
-    highest = jax.lax.Precision.HIGHEST
-    return sums + jnp.matmul(ones, functools.reduce(jnp.add, folded), precision=highest)
-
-
-def _counts(flat: jax.Array, *, width: int) -> jax.Array:
-    """How many entries of each column are >= 0, ``int32 [width]``."""
-    rows = flat.size // width
-    if rows > EXACT and width > 1:
-        return jnp.sum(flat.reshape(rows, width) >= 0, axis=0, dtype=jnp.int32)
-    if rows <= EXACT:
-        return _sums(flat, fn="count", width=width).astype(jnp.int32)
-    # In columns of rows, since one float32 could not count them all.
-    whole = flat.size - flat.size % ROW
-    each = _sums(flat[:whole], fn="count", width=ROW).astype(jnp.int32)
-    rest = jnp.sum(flat[whole:] >= 0, dtype=jnp.int32)
-    return (jnp.sum(each) + rest)[None]
-
-
-# Sums of one array are merged into one loop otherwise, which does not vectorise.
-_sums = alone(_column_sums, "fn", "width")

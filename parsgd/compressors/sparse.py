@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import flat32
-from parsgd.compressors.index_packing import pack_indices, unpack_indices
 from parsgd.compressors.random import uniform_bits
+from parsgd.compressors.scatter import added, packed, scatter, scattered
 from parsgd.compressors.select import largest
 from parsgd.errors import UserError, check_choice
 
@@ -88,8 +88,9 @@ def top_k(
 
     References:
         Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
-        2017. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Lin et al.,
-        "Deep Gradient Compression", ICLR 2018 (the sampled choice).
+        2017. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018,
+        arXiv:1809.07599. Lin et al., "Deep Gradient Compression", ICLR 2018,
+        arXiv:1712.01887 (the sampled choice).
 
     Differences from the papers:
         Aji and Heafield choose among the entries of all leaves; that is
@@ -106,7 +107,7 @@ def top_k(
         chosen = v[index] if index.size < v.size else v
         # One column, so that a code with levels for each has one pair of them.
         sent = chosen if values is None else values.encode(chosen[:, None], key)
-        return Sparse(sent, _packed(index, v.size))
+        return Sparse(sent, packed(index, v.size))
 
     def numbers(payload: Sparse, n: int, key: Key) -> jax.Array:
         if values is None:
@@ -115,10 +116,10 @@ def top_k(
         return values.decode(payload.values, spec, key)[:, 0]
 
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
-        return _scattered(numbers(payload, like.size, key), payload.indices, like)
+        return scattered(numbers(payload, like.size, key), payload.indices, like)
 
     def add(total: jax.Array, payload: Sparse, key: Key = None) -> jax.Array:
-        return _added(total, numbers(payload, total.size, key), payload.indices)
+        return added(total, numbers(payload, total.size, key), payload.indices)
 
     if values is None:
         return Compressor(encode, decode, "top_k", contracts=True, add=add)
@@ -167,9 +168,14 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         2
 
     References:
-        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018. Wangni et al.,
-        "Gradient Sparsification for Communication-Efficient Distributed Optimization",
-        NeurIPS 2018 (unbiased sparsification).
+        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018, arXiv:1809.07599.
+        Wangni et al., "Gradient Sparsification for Communication-Efficient Distributed
+        Optimization", NeurIPS 2018 (unbiased sparsification).
+
+    Differences from the papers:
+        All workers draw the same indices, so that payloads can be summed; Stich et al.
+        analyse one worker. Wangni et al. choose entry i with a probability that grows
+        with ``|v_i|``; here all are equally likely, and exactly k are chosen.
     """
     _check_ratio("ratio", ratio)
 
@@ -187,9 +193,9 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     def decode(payload: RandomK, like: Any, key: Key = None) -> jax.Array:
         n, k = like.size, payload.values.size
         if k == n:
-            return _scattered(payload.values, None, like)
+            return scattered(payload.values, None, like)
         sent = payload.values * (n / k) if scaled else payload.values
-        return _scatter(sent, chosen(n, key), like)
+        return scatter(sent, chosen(n, key), like)
 
     return Compressor(
         encode,
@@ -254,15 +260,15 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
         index = largest(v, kept(capacity_ratio, v.size))
         chosen = v[index]
         reach = ~(jnp.abs(chosen) < tau)  # NaN too
-        return Sparse(jnp.where(reach, chosen, 0), _packed(index, v.size))
+        return Sparse(jnp.where(reach, chosen, 0), packed(index, v.size))
 
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
         del key
-        return _scattered(payload.values, payload.indices, like)
+        return scattered(payload.values, payload.indices, like)
 
     def add(total: jax.Array, payload: Sparse, key: Key = None) -> jax.Array:
         del key
-        return _added(total, payload.values, payload.indices)
+        return added(total, payload.values, payload.indices)
 
     return Compressor(encode, decode, "threshold", contracts=True, add=add)
 
@@ -273,28 +279,3 @@ def _check_ratio(name: str, ratio: float) -> None:
             f"{name}={ratio}: the share of entries that is sent, above 0 and at most 1 "
             "(0.01 for 1 %)"
         )
-
-
-def _packed(index: jax.Array, n: int) -> jax.Array | None:
-    return None if index.size == n else pack_indices(index, n)
-
-
-def _scattered(values: jax.Array, packed: jax.Array | None, like: Any) -> jax.Array:
-    if packed is None:
-        return values.reshape(like.shape).astype(like.dtype)
-    return _scatter(values, unpack_indices(packed, values.size, like.size), like)
-
-
-def _added(total: jax.Array, values: jax.Array, packed: jax.Array | None) -> jax.Array:
-    if packed is None:
-        return total + values.reshape(total.shape)
-    index = unpack_indices(packed, values.size, total.size)
-    v = total.reshape(-1).at[index]
-    v = v.add(values, unique_indices=True, indices_are_sorted=True)
-    return v.reshape(total.shape)
-
-
-def _scatter(values: jax.Array, index: jax.Array, like: Any) -> jax.Array:
-    v = jnp.zeros(like.size, jnp.float32)
-    v = v.at[index].set(values, unique_indices=True, indices_are_sorted=True)
-    return v.reshape(like.shape).astype(like.dtype)

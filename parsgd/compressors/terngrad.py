@@ -65,7 +65,7 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
 
     References:
         Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed
-        Deep Learning", NeurIPS 2017.
+        Deep Learning", NeurIPS 2017, arXiv:1705.07878.
 
     Differences from the paper:
         sigma is taken around zero, ``sqrt(mean(g^2))``, not around the mean: an array

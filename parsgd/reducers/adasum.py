@@ -50,7 +50,7 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
 
     References:
         Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys
-        2021.
+        2021, arXiv:2006.02924.
 
     Differences from the paper:
         Before an optimizer the gradient is reduced, not the optimizer's step.

@@ -37,6 +37,10 @@ def clip(norm: float) -> optax.GradientTransformation:
     References:
         Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
         networks", ICML 2013.
+
+    Differences from the paper:
+        A gradient that is not finite becomes NaN everywhere. The norm is computed from
+        scaled entries, so that no square overflows.
     """
     if not norm > 0:
         raise UserError(f"clip: norm={norm} must be positive")

@@ -59,6 +59,12 @@ def compressed_all_reduce(
         >>> reducer.update(g, reducer.init(g))[0]
         Array([[127.,   0.,   3.],
                [  1.,  -7.,   1.]], dtype=float32)
+
+    References:
+        Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization
+        and Encoding", NeurIPS 2017, arXiv:1610.02132 (its Algorithm 1). Seide et al.,
+        "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+        Distributed Training of Speech DNNs", Interspeech 2014 (``two_sided``).
     """
     channel = exchange(
         compressor, two_sided=two_sided, bucket=bucket, min_size=min_size, seed=seed

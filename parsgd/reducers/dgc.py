@@ -106,7 +106,7 @@ def dgc(
 
     References:
         Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the
-        Communication Bandwidth for Distributed Training", ICLR 2018.
+        Communication Bandwidth for Distributed Training", ICLR 2018, arXiv:1712.01887.
 
     Differences from the paper:
         The k-th largest magnitude is exact unless ``select="sampled"``, where the paper

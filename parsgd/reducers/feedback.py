@@ -72,9 +72,12 @@ def error_feedback(
 
     Args:
         compressor: The code; must shrink its error (`Compressor.contracts`).
-        two_sided: See `compressed_all_reduce`, as all that follow.
-        bucket: One message for all leaves.
-        min_size: Leaves of fewer elements are averaged as they are.
+        two_sided: Encode the average again before it is sent back, with a residual at
+            its owner; see `parsgd.reducers.exchange`. For compressors whose payloads
+            are not summed on the way.
+        bucket: Compress all leaves as one flat array, in one message.
+        min_size: Leaves of fewer elements are averaged as they are; 0 or more, and 0
+            with ``bucket``.
         seed: Seed of what a stochastic code draws.
 
     Returns:
@@ -100,10 +103,10 @@ def error_feedback(
 
     References:
         Seide et al., "1-Bit Stochastic Gradient Descent and its Application to
-        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014.
-        Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
-        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
-        Schemes", ICML 2019.
+        Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014. Stich,
+        Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018,
+        arXiv:1809.07599. Karimireddy et al., "Error Feedback Fixes SignSGD and other
+        Gradient Compression Schemes", ICML 2019, arXiv:1901.09847.
 
     Differences from the papers:
         Stich et al. and Karimireddy et al. keep the residual of the step; that is the
@@ -169,8 +172,9 @@ def ef21(
     Args:
         compressor: The code; must shrink its error (`Compressor.contracts`). Payloads
             in half precision are gathered, not summed, since sums would be rounded.
-        bucket: See `compressed_all_reduce`, as all that follow.
-        min_size: Leaves of fewer elements are averaged as they are.
+        bucket: Compress all leaves as one flat array, in one message.
+        min_size: Leaves of fewer elements are averaged as they are; 0 or more, and 0
+            with ``bucket``.
         seed: Seed of what a stochastic code draws.
 
     Returns:
@@ -194,7 +198,7 @@ def ef21(
 
     References:
         Richtarik, Sokolov and Fatkhullin, "EF21: A New, Simpler, Theoretically Better,
-        and Practically Faster Error Feedback", NeurIPS 2021.
+        and Practically Faster Error Feedback", NeurIPS 2021, arXiv:2106.05203.
 
     Differences from the paper:
         The paper's h starts as a full first gradient, here as zero; after dense first

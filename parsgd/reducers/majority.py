@@ -55,7 +55,7 @@ def majority_vote(
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-        ICML 2018.
+        ICML 2018, arXiv:1802.04434.
 
     Differences from the paper:
         A server counts the votes there; here every worker gathers all of them, so

@@ -43,6 +43,18 @@ def all_reduce(
         >>> each = lambda g: reducer.update(g, reducer.init(g))[0]
         >>> jax.vmap(each, axis_name=parsgd.comm.LANES)(g)
         Array([2., 2.], dtype=float32)
+
+    References:
+        Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
+        Workstations", J. Parallel and Distributed Computing 69, 2009 (ring). Thakur,
+        Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+        MPICH", Int. J. High Performance Computing Applications 19, 2005 (tree). Mikami
+        et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
+        2018, arXiv:1811.05233 (hierarchical: within groups, then across them).
+
+    Differences from the papers:
+        Whole arrays and plain steps, without the papers' pipelining or overlap with the
+        computation of gradients.
     """
     check_choice("algorithm", algorithm, ALGORITHMS)
     if (group is None) == (algorithm == "hierarchical"):

@@ -57,11 +57,10 @@ def local_momentum(
 
     References:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems",
-        ICML 2018 (signum).
-        Zheng, Huang and Kwok, "Communication-Efficient Distributed Blockwise Momentum
-        SGD with Error-Feedback", NeurIPS 2019.
-        Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!",
-        NeurIPS 2023 (EF21-SGDM).
+        ICML 2018, arXiv:1802.04434 (signum). Zheng, Huang and Kwok,
+        "Communication-Efficient Distributed Blockwise Momentum SGD with
+        Error-Feedback", NeurIPS 2019. Fatkhullin, Tyurin and Richtarik, "Momentum
+        Provably Improves Error Feedback!", NeurIPS 2023 (EF21-SGDM).
 
     Differences from the papers:
         Zheng et al. rescale the residual when the learning rate changes, and compress

@@ -65,6 +65,9 @@ def skip_nonfinite(
     Returns:
         An optax transformation with a `SkipState`.
 
+    Raises:
+        UserError: ``inner`` is not an optax transformation.
+
     Example:
         >>> import jax.numpy as jnp, optax
         >>> from parsgd.reducers import skip_nonfinite

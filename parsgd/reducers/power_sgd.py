@@ -91,7 +91,7 @@ def power_sgd(
 
     References:
         Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
-        Compression for Distributed Optimization", NeurIPS 2019.
+        Compression for Distributed Optimization", NeurIPS 2019, arXiv:1905.13727.
 
     Differences from the paper:
         The paper's matrix has output units as rows, here they are the columns, as in a
