@@ -234,10 +234,10 @@ def run_round(
     indices: Any,
     *,
     micro_batches: int = 1,
-    measure: jax.Array | None = None,
+    look: Callable[[Params], Any] | None = None,
     union: BatchUnion = "",
     lanes: Callable[[Callable], Callable] = together,
-) -> tuple[TrainState, jax.Array, jax.Array]:
+) -> tuple[TrainState, jax.Array, Any]:
     """One round of one worker: a scan over the local steps, then ``sync``.
 
     Args:
@@ -248,15 +248,14 @@ def run_round(
         data: The examples.
         indices: Pytree with leading axis H: what to read in each local step.
         micro_batches: Parts that each batch is split into.
-        measure: Boolean scalar: also measure the workers' spread before ``sync``
-            (equal on all workers). None leaves the measurement out of the program.
+        look: What to return of the parameters before ``sync``.
         union: How workers on one device may take their batches as one, see
             `mean_gradient`.
         lanes: How lanes run the local steps, as a transformation of one worker's:
             `parsgd.lanes.together` or `parsgd.lanes.in_turn`.
 
     Returns:
-        The new state, the losses ``[H]``, and the spread (0 where not measured).
+        The new state, the losses ``[H]``, and what ``look`` returns, or None.
     """
     take = gradient
     if strategy.mean_gradient:
@@ -280,8 +279,6 @@ def run_round(
         return lax.scan(step, state, indices)
 
     state, losses = lanes(local_steps)(state, comm.rank(), data, indices)
-    apart = jnp.float32(0)
-    if measure is not None:
-        apart = lax.cond(measure, spread, lambda _: jnp.float32(0), state.params)
+    seen = look(state.params) if look else None
     params, inner = strategy.sync(state.params, state.strategy)
-    return state._replace(params=params, strategy=inner), losses, apart
+    return state._replace(params=params, strategy=inner), losses, seen

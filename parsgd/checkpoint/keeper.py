@@ -40,6 +40,7 @@ from parsgd.signals import ENDING, handled
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import score_of
 from parsgd.training.keeper import Keeper, Resumed
+from parsgd.training.segments import phase_at
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
@@ -114,12 +115,13 @@ class _Saving(Keeper):
             check_format(meta, self._folder)
             old, new = meta["facts"], self._facts
             if meta["config"] and self.settings.config:
-                # It tells more; only what is in the data files it does not know.
+                # It tells more; but not what is in the data files, and a script's
+                # perhaps not even the seed.
                 phases = old["phases"], new["phases"]
                 self.lines += differences.moved_phases(*phases, meta["step"])
-                of_data = ("examples", "data_checksum")
-                old = meta["config"] | {key: old[key] for key in of_data}
-                new = {**self.settings.config, **{key: new[key] for key in of_data}}
+                both = old.keys() & new.keys() - {"phases"}
+                old = {key: old[key] for key in both} | meta["config"]
+                new = {key: new[key] for key in both} | {**self.settings.config}
             code = "code_checksum"
             sums = meta.get(code), self.settings.code_checksum
             if None not in sums:
@@ -194,7 +196,7 @@ class _Saving(Keeper):
             self._folder,
             old,
             meta["workers"],
-            meta["phase"],
+            phase_at(engine.worker.phases, meta["step"]),
             lambda wanted: by_all(lambda: self.store.arrays(step, wanted)),
         )
         self.lines += lines

@@ -35,6 +35,7 @@ from parsgd.results.writing import CHECKPOINTS, METRICS
 from parsgd.tasks import Task
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import evaluator
+from parsgd.training.segments import phase_at
 from parsgd.words import counted
 
 EXPORT = """\
@@ -195,7 +196,8 @@ def _load(
     wanted = leaves.abstract(template)
     arrays = _read(store, chosen, lambda step: store.arrays(step, wanted))
     state = leaves.unpack(template, arrays)
-    params, model = engine.readout(state, meta["phase"])
+    phase = phase_at(engine.worker.phases, chosen)
+    params, model = engine.readout(state, phase)
     return Model(built.task, params, model, chosen, meta["config"])
 
 

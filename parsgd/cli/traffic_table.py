@@ -43,14 +43,14 @@ def show(built: Built, console: Console | None = None) -> None:
     sent = 0.0
     told: dict[str, Leaf] = {}
     for part in parts:
-        sent += part.rounds * engine.traffic(part.phase, part.local_steps).bytes
+        sent += part.rounds * engine.worker.traffic(part.phase, part.local_steps).bytes
         if part.phase not in usual or part.steps > usual[part.phase].steps:
             usual[part.phase] = part
     dense = all_reduce_bytes(engine.parameter_bytes, engine.placement.workers)
     ends = [*(schedule[phase].start for phase in usual), None][1:]
     for (phase, part), end in zip(usual.items(), ends, strict=True):
         with noted() as leaves:
-            found = engine.traffic(phase, part.local_steps)
+            found = engine.worker.traffic(phase, part.local_steps)
         when = per_round(schedule[phase].start, end)
         steps = counted(part.local_steps, "local step")
         # No title of the table's own, which would be broken to its width.

@@ -31,8 +31,7 @@ class Wire:
         calls: Collectives of a round, by their usual names; of several programs that
             of the one which most rounds run.
         rounds: How many these are.
-        dispatches: In how many parts they were run. Where workers differ, the one
-            before an evaluation also measures by how much, which is not counted.
+        dispatches: In how many parts they were run.
         seconds: How long they took.
         workers: W.
         parameters: Numbers in a worker's model.

@@ -167,6 +167,31 @@ def check_model_state(before: State, returned: Any) -> None:
         )
 
 
+def check_readout(params: Any, model: Any) -> None:
+    """Refuse a model to evaluate that is not the same on all workers.
+
+    Args:
+        params: For each parameter, whether it is.
+        model: For the model's other state likewise.
+
+    Raises:
+        UserError: Names what differs.
+    """
+    if not all(jax.tree.leaves(params)):
+        raise UserError(
+            "the strategy's readout differs between workers: average it, as in "
+            "comm.mean(params)"
+        )
+    for path, same in jax.tree.leaves_with_path(model):
+        if not same:
+            raise UserError(
+                f"the model's state {jax.tree_util.keystr(path)} differs between "
+                "workers and is no floating-point number, so it has no average to "
+                "evaluate the model with: make it floating-point, or the same on all "
+                "workers"
+            )
+
+
 def refuse_reached(record: Mapping[str, Any], target_accuracy: float | None) -> None:
     """Refuse to go on, with other settings, with a run that has reached its target.
 

@@ -10,16 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from parsgd import cluster, comm, traffic
-from parsgd.core import Params, Phase, State, TrainState, mean_readout
+from parsgd import cluster, comm
+from parsgd.core import Params, Phase, State, TrainState, mean_readout, spread
 from parsgd.data.order import Order
-from parsgd.errors import UserError, stage
+from parsgd.errors import stage
 from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import Placement, place, prepare
 from parsgd.placement.first import of_the_first
 from parsgd.tasks import Task
-from parsgd.training.evaluate import all_finite
+from parsgd.training.apart import Apart
+from parsgd.training.checks import check_readout
+from parsgd.training.evaluate import all_finite, no_nan
 from parsgd.training.shards import OnDevices
 from parsgd.training.turns import Turns
 from parsgd.training.worker import Worker
@@ -36,14 +38,14 @@ class Outcome(NamedTuple):
     Attributes:
         state: All workers' state.
         losses: Training loss of each worker and local step, ``[W, rounds, H]``.
-        spread: The workers' distance before the last synchronisation, see
-            `parsgd.core.spread`.
+        apart: What `Engine.spread` measures how far the workers were apart by, before
+            the last synchronisation, if that was asked for.
         seconds: From dispatch to completion.
     """
 
     state: TrainState
     losses: np.ndarray
-    spread: float
+    apart: Any
     seconds: float
 
 
@@ -79,6 +81,7 @@ class Engine:
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)
+        self._apart = Apart(self.worker, self.placement)
         self._programs: dict[Any, Any] = {}
         self.compile_seconds = 0.0
         leaves = jax.tree.leaves(self.worker.spec.params)
@@ -99,17 +102,18 @@ class Engine:
         todo, measured = count
 
         def body(r, carry):
-            state, losses, _, room = carry
+            state, losses, apart, room = carry
             rows, w = jax.tree.map(lambda a: a[r], (index, weight))
-            measure = None if self.worker.identical else r == measured
+            look = self._apart.look(r == measured, apart)
             lanes = self._turns.lanes(phase, room)
             state, values, apart = self.worker.round(
-                phase, state, x, y, rows, w, measure, lanes=lanes
+                phase, state, x, y, rows, w, look, lanes=lanes
             )
             return state, losses.at[r].set(values), apart, room
 
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
-        carry = (state, losses, jnp.float32(0), self._turns.room(phase, state))
+        start = self._apart.start(state.params)
+        carry = (state, losses, start, self._turns.room(phase, state))
         return lax.fori_loop(0, todo, body, carry)[:3]
 
     def init(self, key: jax.Array) -> TrainState:
@@ -158,8 +162,7 @@ class Engine:
                 rounds are run.
             weight: Same shape, or None.
             count: Rounds to run.
-            measure: Whether to measure the workers' spread in the last of them, for
-                which they exchange their parameters once more.
+            measure: Whether to keep from the last of them what `spread` needs.
 
         Returns:
             An `Outcome`.
@@ -174,7 +177,7 @@ class Engine:
             self._programs[key] = self._compile(
                 functools.partial(self._rounds, phase),
                 (self.shared, *self._shards.shared, False, False, (True, True)),
-                (self.shared, False, True),
+                (self.shared, False, self._apart.shared(phase)),
                 args,
                 "round",
                 donate=(0,),
@@ -189,7 +192,26 @@ class Engine:
             jax.block_until_ready(state)
             seconds = time.perf_counter() - start
             losses = spmd.whole(losses, self.placement)
-        return Outcome(state, losses[:, :count], float(apart), self.agreed(seconds))
+        return Outcome(state, losses[:, :count], apart, self.agreed(seconds))
+
+    def spread(self, phase: int, apart: Any) -> float:
+        """How far workers were apart before they synchronised; `parsgd.core.spread`.
+
+        Args:
+            phase: Of the last round.
+            apart: Of the `Outcome` with it, which was to measure.
+        """
+        if not self._apart.later:
+            return float(apart)
+        key = (phase, "spread")
+        if key not in self._programs:
+            shared = self.worker.within[phase].params
+            self._programs[key] = self._compile(
+                spread, (shared,), True, (apart,), key[1]
+            )
+        with cluster.together("measuring how far workers are apart"):
+            found = jax.block_until_ready(self._programs[key](apart))
+        return float(found.addressable_shards[0].data)
 
     def agreed(self, value: float) -> float:
         """Process 0's value on every process, for measurements that decide something.
@@ -233,7 +255,7 @@ class Engine:
             args = (self.worker.stored(self.worker.spec, self.shared),)
             with stage("readout"):
                 out = shared_outputs(fn, self.worker.workers, args, (self.shared,))
-            _check_readout(*out)
+            check_readout(*out)
             self._programs[key] = self._compile(
                 fn, (self.shared,), out, (state,), "readout"
             )
@@ -243,10 +265,15 @@ class Engine:
         return jax.tree.map(lambda x: x.addressable_shards[0].data, out)
 
     def finite(self, state: TrainState) -> bool:
-        """Whether all parameters of all workers are finite."""
+        """Whether all parameters of all workers are finite, and no other state is NaN.
+
+        A NaN may wait there, as in a line of delayed gradients; infinity may be right,
+        as for the best loss so far.
+        """
 
         def fn(state):
-            return comm.total(jnp.int32(~all_finite(state.params)))
+            good = all_finite(state.params) & no_nan((state.model, state.strategy))
+            return comm.total(jnp.int32(~good))
 
         key = "finite"
         if key not in self._programs:
@@ -254,10 +281,6 @@ class Engine:
         with cluster.together("looking for numbers that are not finite"):
             found = self._programs[key](state)
             return int(found.addressable_shards[0].data) == 0
-
-    def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
-        """What one worker sends in one round of H local steps."""
-        return self.worker.traffic(phase, local_steps)
 
     def _compile(self, fn, shared_in, shared_out, args, name, donate=()):
         start = time.perf_counter()
@@ -277,19 +300,3 @@ class Engine:
     def check_replicas(self, state: TrainState) -> None:
         """See `parsgd.placement.spmd.check_replicas`."""
         spmd.check_replicas(state, self.shared, self.placement)
-
-
-def _check_readout(params: Any, model: Any) -> None:
-    if not all(jax.tree.leaves(params)):
-        raise UserError(
-            "the strategy's readout differs between workers: average it, as in "
-            "comm.mean(params)"
-        )
-    for path, same in jax.tree.leaves_with_path(model):
-        if not same:
-            raise UserError(
-                f"the model's state {jax.tree_util.keystr(path)} differs between "
-                "workers and is no floating-point number, so it has no average to "
-                "evaluate the model with: make it floating-point, or the same on all "
-                "workers"
-            )

@@ -176,6 +176,13 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.stack(found).all() if found else jnp.array(True)
 
 
+def no_nan(tree: Any) -> jax.Array:
+    """Whether no number of any array is NaN."""
+    floats = (x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating))
+    found = [~jnp.isnan(x).any() for x in floats]
+    return jnp.stack(found).all() if found else jnp.array(True)
+
+
 def score_of(record: Mapping[str, Any]) -> float:
     """What ranks an evaluation: the accuracy, or else the negative loss."""
     accuracy = record.get("test_accuracy")

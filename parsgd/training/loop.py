@@ -59,6 +59,7 @@ class Loop:
         self._target = target_accuracy
         self._earlier = earlier
         self._state: Any = None
+        self._apart: tuple[int, Any] | None = None  # before the last synchronisation
         self.history: list[Record] = []
 
     @property
@@ -104,15 +105,17 @@ class Loop:
     def _run(self, segment: Segment, bound: int) -> None:
         meter, keeper = self._meter, self._keeper
         for index, weight, count in meter.dispatches(segment, keeper.limit):
+            last = meter.round + count == bound
             outcome = self._engine.run(
                 self._state,
                 segment.phase,
                 index,
                 weight,
                 count,
-                measure=meter.round + count == bound,
+                measure=last,
             )
             self._state = outcome.state
+            self._apart = (segment.phase, outcome.apart) if last else None
             meter.add(segment, count, outcome)
             if self._check_replicas:
                 self._engine.check_replicas(self._state)
@@ -125,12 +128,15 @@ class Loop:
             )
 
     def _record(self) -> None:
+        spread = None if self._meter.step else 0.0
+        if self._apart:
+            spread, self._apart = self._engine.spread(*self._apart), None
         scores = self._evaluate(self._state, self._meter.phase)
         model = self._evaluate.model
         assert model is not None
         # Agreed: a process that alone took the model for broken would alone not save.
         finite = self._engine.agreed(float(all_finite(model[0]))) == 1
-        self.history.append(self._meter.record(scores, finite=finite))
+        self.history.append(self._meter.record(scores, spread=spread, finite=finite))
         self._observer.record(self.history[-1])
         for line in self._skipped.lines(self._state):
             self._observer.say(line)
@@ -148,7 +154,6 @@ class Loop:
             "steps": plan.steps,
             "batch": plan.batch(meter.step),
             "global_batch": plan.order.global_batch,
-            "phase": meter.phase,
             "origin": [*plan.origin],
             "counts": meter.counts(),
             "history": [*self.history],

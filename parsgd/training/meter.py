@@ -15,7 +15,7 @@ from parsgd.traffic import BRANCHES, all_reduce_bytes
 from parsgd.training.engine import Engine, Outcome
 from parsgd.training.faults import first_at_fault
 from parsgd.training.plan import Plan
-from parsgd.training.segments import Segment, after
+from parsgd.training.segments import Segment, after, phase_at
 from parsgd.words import counted
 
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ class Meter:
         steps = {k: sum(s.steps for s in segments if s[:2] == k) for k in kinds}
         # What a round usually is: not the shorter last one, not a short first phase.
         self._main = max(steps, key=steps.__getitem__)
-        found = {kind: engine.traffic(*kind) for kind in kinds}
+        found = {kind: engine.worker.traffic(*kind) for kind in kinds}
         self._sent = {kind: traffic.bytes for kind, traffic in found.items()}
         self._at_most = any(traffic.at_most for traffic in found.values())
         self._segments = segments
@@ -56,7 +56,7 @@ class Meter:
         self._bytes_before = 0.0
         self.round, self.step = plan.origin.round, plan.origin.step
         self.phase = 0
-        self.seconds = self.spread = 0.0
+        self.seconds = 0.0
         self.diverged: str | None = None
 
     @property
@@ -68,7 +68,8 @@ class Meter:
     @property
     def healthy(self) -> bool:
         """Whether the last round's loss was finite, and the last readout."""
-        return self._bad == 0 and self._sound
+        # Steps that were skipped have moved nothing.
+        return self._sound and (self._bad == 0 or self._engine.worker.skips)
 
     def dispatches(
         self, segment: Segment, limit: Callable[[int], int | None] = lambda round: None
@@ -114,7 +115,6 @@ class Meter:
         self.phase = segment.phase
         self.seconds += outcome.seconds
         self._rounds[segment.phase, segment.local_steps] += count
-        self.spread = outcome.spread
         self._step_seconds = max(outcome.seconds, 1e-6) / steps
         rounds = outcome.losses.swapaxes(0, 1).reshape(count, -1).astype(np.float64)
         for i, loss in enumerate(map(self._mean, rounds)):
@@ -146,8 +146,6 @@ class Meter:
             "sent": sent,
             "bytes_before": self._bytes_before,
             "seconds": self.seconds,
-            "spread": self.spread,
-            "phase": self.phase,
             "loss_of_steps": [self._loss, self._loss_sum, self._loss_steps],
         }
 
@@ -174,8 +172,9 @@ class Meter:
         else:
             # A round sends another number of bytes than it did.
             self._bytes_before += sum(n * size for n, size in sent.values())
-        self.seconds, self.spread = counts["seconds"], counts["spread"]
-        self.phase = counts["phase"]
+        self.seconds = counts["seconds"]
+        # Of the phases of now, which may begin elsewhere.
+        self.phase = phase_at(self._engine.worker.phases, step)
         # Older checkpoints counted rounds: the mean begins anew.
         known = counts.get("loss_of_steps", (self._loss, 0.0, 0))
         self._loss, self._loss_sum, self._loss_steps = known
@@ -196,8 +195,6 @@ class Meter:
         """At the end: a run whose last loss is not finite has diverged too."""
         if self.diverged or self.healthy:
             return
-        if self._bad and self._engine.worker.skips and self._sound:
-            return  # the last round was skipped
         if self._bad:
             bad = counted(self._bad, "round")
             self.diverged = f"training loss not finite in the last {bad}{self._first}"
@@ -216,11 +213,12 @@ class Meter:
             "bytes": self.bytes,
         }
 
-    def record(self, scores: Record, *, finite: bool) -> Record:
+    def record(self, scores: Record, *, spread: float | None, finite: bool) -> Record:
         """One line of the history; starts a new interval for the mean batch loss.
 
         Args:
             scores: Of the readout.
+            spread: How far the workers were apart, if that was measured.
             finite: Whether all its parameters are.
         """
         done = self.progress()
@@ -231,7 +229,7 @@ class Meter:
             self._loss_sum, self._loss_steps = 0.0, 0
         rate = self._learning_rate
         done |= scores | {
-            "spread": self.spread,
+            "spread": spread,
             "learning_rate": None if rate is None else float(rate(self.step)),
         }
         return done

@@ -44,6 +44,19 @@ def segments(plan: Plan, phases: Sequence[Phase]) -> list[Segment]:
     return out
 
 
+def phase_at(phases: Sequence[Phase], step: int) -> int:
+    """Index of the phase that a run is in after ``step`` steps.
+
+    Example:
+        >>> from parsgd import Phase, Strategy
+        >>> none = Strategy(*[None] * 4)
+        >>> [phase_at([Phase(0, none), Phase(8, none)], step) for step in (0, 8, 9)]
+        [0, 0, 1]
+    """
+    begun = [i for i, phase in enumerate(phases) if phase.start < step]
+    return max(begun, default=0)
+
+
 def after(segments: Sequence[Segment], rounds: int) -> list[Segment]:
     """What is left of ``segments`` after their first ``rounds`` rounds."""
     left = []

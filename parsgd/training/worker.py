@@ -83,15 +83,13 @@ class Worker:
         return init_state(self.phases[0].strategy, params, model, key)
 
     def round(
-        self, phase: int, state, x, y, index, weight, measure=None, *, lanes=together
+        self, phase: int, state, x, y, index, weight, look=None, *, lanes=together
     ):
         """One round of ``index [H, b]``; see `parsgd.core.run_round`."""
         strategy = self.phases[phase].strategy
-        return self._round(strategy, state, x, y, index, weight, measure, lanes)
+        return self._round(strategy, state, x, y, index, weight, look, lanes)
 
-    def _round(
-        self, strategy, state, x, y, index, weight, measure=None, lanes=together
-    ):
+    def _round(self, strategy, state, x, y, index, weight, look=None, lanes=together):
         def batch(data, at):
             (x, y), (rows, w) = data, at
             # Indices come from the data order, which stays within the split.
@@ -106,7 +104,7 @@ class Worker:
             (x, y),
             (index, weight),
             micro_batches=self._micro_batches,
-            measure=measure,
+            look=look,
             union=self._union,
             lanes=lanes,
         )
