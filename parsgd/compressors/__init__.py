@@ -1,4 +1,4 @@
-"""Lossy codes for gradients: ``encode`` to the packed arrays sent, and back."""
+"""Lossy compressors for gradients: ``encode`` to the packed arrays sent, and back."""
 
 from parsgd.compressors.base import Compressor, payload_bytes
 from parsgd.compressors.casts import FP8, bf16, fp8, fp16

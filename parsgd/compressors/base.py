@@ -11,19 +11,19 @@ Key: TypeAlias = jax.Array | None
 
 
 class Compressor(NamedTuple):
-    """A lossy code for one array: two pure functions, and facts about them.
+    """A lossy encoding of one array: two pure functions, and facts about them.
 
     An array x is sent as ``encode(x)`` and arrives as ``q = decode(encode(x))``.
 
     Attributes:
         encode: ``(x, key) -> payload``, a pytree of the arrays that are sent, packed.
-            ``key`` is a random key, or None for a code that draws nothing.
+            ``key`` is a random key, or None for a compressor that draws nothing.
         decode: ``(payload, like, key) -> x``, an array of ``like``'s shape and dtype,
             where ``like`` is anything with ``.shape`` and ``.dtype``, and ``key`` is
             what `encode` got if ``shared_key``, else None: nobody knows what another
             worker drew with.
         name: For messages.
-        stochastic: Whether the code draws random numbers, and so needs a key.
+        stochastic: Whether the compressor draws random numbers, and so needs a key.
         shared_key: Whether all workers must draw the same numbers, such as indices
             that are not sent. Workers draw their own otherwise.
         sums: Whether payloads may be added on the way and decoded once, instead of
@@ -32,21 +32,21 @@ class Compressor(NamedTuple):
             as. So ``encode`` and ``decode`` must be linear, but for rounding: an offset
             in the payload would be added W times.
         contracts: Whether error feedback keeps what was not sent bounded.
-            `error_feedback`, `ef21` and ``two_sided`` refuse a code without it. It does
-            if ``|x - q|^2 <= (1 - delta) |x|^2 + c`` in expectation for some delta > 0
-            and a fixed c: 0 for most codes, not for `threshold`, which leaves all
-            entries below tau. Nothing checks it of a code of your own.
+            `error_feedback`, `ef21` and ``two_sided`` refuse a compressor without it.
+            It does if ``|x - q|^2 <= (1 - delta) |x|^2 + c`` in expectation for some
+            delta > 0 and a fixed c: 0 for most compressors, not for `threshold`, which
+            leaves all entries below tau. Nothing checks it of a compressor of your own.
         exposes_nonfinite: Whether the payload's floats tell if the array is finite: one
             of them is not finite if an entry is not, and no entry decodes to a larger
             magnitude than the largest of them, but for rounding. Then only these few
             numbers are checked, and not the array or its average.
         encode_padded: ``(x, zeros, key) -> payload``: as ``encode``, where this many of
             the array's zeros (an int32 scalar) are padding, which count as no entries;
-            for a code whose levels depend on the number of entries. None for a code
-            whose levels do not change with zeros that are added.
+            for a compressor whose levels depend on the number of entries. None for a
+            compressor whose levels do not change with zeros that are added.
         add: ``(total, payload, key) -> total``: add what a payload stands for to an
-            array; for a code that sends few entries. None to decode the payload and add
-            all of it.
+            array; for a compressor that sends few entries. None to decode the payload
+            and add all of it.
         contracts_with: Where ``contracts`` is false: the argument with which it would
             be true, such as ``"norm='l1'"``, for the message that refuses it; empty if
             there is none.
@@ -81,7 +81,7 @@ class Compressor(NamedTuple):
 
 
 def half_precision(compressor: Compressor) -> bool:
-    """Whether a code's payload has floats of half precision, or less."""
+    """Whether a compressor's payload has floats of half precision, or less."""
     return any(
         jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
         for x in jax.tree.leaves(_payload(compressor, (8, 8), jnp.float32))
@@ -118,7 +118,7 @@ def why_raw(compressor: Compressor, like: Any, *, min_size: int = 0) -> str:
     leaves are a small part of the bytes and the most sensitive to quantisation.
 
     Args:
-        compressor: The code.
+        compressor: The compressor.
         like: The leaf.
         min_size: Leaves of fewer elements are sent as they are.
     """

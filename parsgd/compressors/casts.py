@@ -97,9 +97,9 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import fp8
-        >>> code = fp8(scaled=False)
+        >>> compressor = fp8(scaled=False)
         >>> v = jnp.array([1.0, 1.1, -1000.0])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([   1.   ,    1.125, -448.   ], dtype=float32)
 
     References:

@@ -1,4 +1,4 @@
-"""What a code of somebody's own does wrong, in words that name it."""
+"""Checks on user-written compressors, with errors that name them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _UNKNOWN = " (whose key is None without shared_key=True)"
 
 
 def checked(compressor: Compressor) -> Compressor:
-    """The same code, whose mistakes are told when it is traced; that costs no time.
+    """The same compressor, which reports mistakes when it is traced, at no cost later.
 
     Args:
         compressor: As given.

@@ -20,7 +20,7 @@ ROUNDINGS = ("nearest", "random")
 
 
 class EightBit(NamedTuple):
-    """Payload of the 8-bit codes.
+    """Payload of `linear_8bit` and `dynamic_tree_8bit`.
 
     Attributes:
         codes: ``int8`` or ``uint8 [n]``.
@@ -64,9 +64,9 @@ def linear_8bit(
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import linear_8bit
-        >>> code = linear_8bit()
+        >>> compressor = linear_8bit()
         >>> v = jnp.array([-127.0, 0.0, 3.4])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-127.,    0.,    3.], dtype=float32)
 
     References:
@@ -147,9 +147,9 @@ def dynamic_tree_8bit(*, block_size: int | None = 2048) -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import dynamic_tree_8bit
-        >>> code = dynamic_tree_8bit()
+        >>> compressor = dynamic_tree_8bit()
         >>> v = jnp.array([1.0, 0.0, -0.00007])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([ 1.000e+00,  0.000e+00, -6.625e-05], dtype=float32)
 
     References:

@@ -56,9 +56,9 @@ def natural(*, rounding: str = "random") -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import natural
-        >>> code = natural(rounding="nearest")
+        >>> compressor = natural(rounding="nearest")
         >>> v = jnp.array([-1.4, 0.0, 1.6])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-1.,  0.,  2.], dtype=float32)
 
     References:

@@ -65,9 +65,9 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from parsgd.compressors import qsgd
-        >>> code = qsgd(levels=1, norm="max")
+        >>> compressor = qsgd(levels=1, norm="max")
         >>> v = jnp.array([-2.0, 0.0, 2.0])
-        >>> code.decode(code.encode(v, jax.random.key(0)), v, None)
+        >>> compressor.decode(compressor.encode(v, jax.random.key(0)), v, None)
         Array([-2.,  0.,  2.], dtype=float32)
 
     References:

@@ -1,9 +1,9 @@
-"""Cheap random numbers for stochastic codes: a hash of the counter.
+"""Cheap random numbers for stochastic compressors: a hash of the counter.
 
-JAX's default generator takes longer than all the rest of a code on a CPU. Rounding
-needs numbers that are independent of the values that they round and of each other, not
-ones that resist an adversary: an integer hash of the element's number does, with two
-words of the JAX key mixed in at two places::
+JAX's default generator takes longer than all the rest of a compressor on a CPU.
+Rounding needs numbers that are independent of the values that they round and of each
+other, not ones that resist an adversary: an integer hash of the element's number does,
+with two words of the JAX key mixed in at two places::
 
     h = i ^ a;  h ^= h >> 16;  h *= 0x7feb352d;  h ^= b
     h ^= h >> 15;  h *= 0x846ca68b;  h ^= h >> 16

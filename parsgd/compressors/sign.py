@@ -76,9 +76,9 @@ def one_bit(*, levels: str = "column") -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import one_bit
-        >>> code = one_bit(levels="leaf")
+        >>> compressor = one_bit(levels="leaf")
         >>> v = jnp.array([[1.0, -2.0], [3.0, -4.0]])
-        >>> code.decode(code.encode(v), v)
+        >>> compressor.decode(compressor.encode(v), v)
         Array([[ 2., -3.],
                [ 2., -3.]], dtype=float32)
 
@@ -143,7 +143,8 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
 
     Args:
         zero: The sign of zero, ``"positive"`` or ``"negative"``.
-        norm: Of which the size is, ``"l1"``, or ``"l2"`` as in the code of 1-bit Adam.
+        norm: Of which the size is, ``"l1"``, or ``"l2"`` as in the implementation of
+            1-bit Adam.
 
     Returns:
         A compressor of ``ceil(n / 8) + 4`` bytes. It contracts with ``"l1"``; with
@@ -157,9 +158,9 @@ def scaled_sign(*, zero: str = "positive", norm: str = "l1") -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import scaled_sign
-        >>> code = scaled_sign()
+        >>> compressor = scaled_sign()
         >>> v = jnp.array([1.0, -2.0, 3.0])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([ 2., -2.,  2.], dtype=float32)
 
     References:
@@ -223,9 +224,9 @@ def sign(*, zero: str = "positive") -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import sign
-        >>> code = sign()
+        >>> compressor = sign()
         >>> v = jnp.array([0.1, -2.0, 0.0])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([ 1., -1.,  1.], dtype=float32)
 
     References:

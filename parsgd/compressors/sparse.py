@@ -21,7 +21,7 @@ class Sparse(NamedTuple):
 
     Attributes:
         values: What is sent of the chosen entries, in the order of their indices:
-            ``float32 [k]``, or the payload of another code for them as ``[k, 1]``.
+            ``float32 [k]``, or another compressor's payload of them as ``[k, 1]``.
         indices: `pack_indices` of them, ``uint8``; None if all entries are sent.
     """
 
@@ -59,7 +59,7 @@ def top_k(
 
     Args:
         ratio: k / n, above 0 and at most 1.
-        values: A code for the k values, such as ``bf16()``; float32 otherwise.
+        values: A compressor for the k values, such as ``bf16()``; float32 otherwise.
         select: ``"exact"``, or ``"sampled"`` as in DGC: in arrays of more than 65,536
             entries the smallest value to send is estimated from as many of them. If
             fewer than k entries reach it they are all sent, and the first of the
@@ -81,9 +81,9 @@ def top_k(
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import top_k
-        >>> code = top_k(ratio=0.5)
+        >>> compressor = top_k(ratio=0.5)
         >>> v = jnp.array([-5.0, 1.0, 2.0, -3.0])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-5.,  0.,  0., -3.], dtype=float32)
 
     References:
@@ -105,7 +105,7 @@ def top_k(
         v = flat32(x)
         index = largest(v, kept(ratio, v.size), sampled=sampled)
         chosen = v[index] if index.size < v.size else v
-        # One column, so that a code with levels for each has one pair of them.
+        # One column, so that a compressor with levels for each has one pair of them.
         sent = chosen if values is None else values.encode(chosen[:, None], key)
         return Sparse(sent, packed(index, v.size))
 
@@ -146,8 +146,8 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
 
     Args:
         ratio: k / n, above 0 and at most 1; k is ``ratio n`` rounded, at least 1.
-        scaled: Multiply by n / k, which makes the code unbiased, for use without error
-            feedback: its error may be larger than what it encodes.
+        scaled: Multiply by n / k, which makes the compressor unbiased, for use without
+            error feedback: its error may be larger than what it encodes.
 
     Returns:
         A compressor of ``4 k`` bytes; contracts unless ``scaled``. With k = n it is the
@@ -160,11 +160,11 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from parsgd.compressors import random_k
-        >>> code, v = random_k(ratio=0.5), jnp.array([1.0, 2.0, 3.0, 4.0])
-        >>> payload = code.encode(v, jax.random.key(0))
+        >>> compressor, v = random_k(ratio=0.5), jnp.array([1.0, 2.0, 3.0, 4.0])
+        >>> payload = compressor.encode(v, jax.random.key(0))
         >>> payload.values.shape
         (2,)
-        >>> int(jnp.sum(code.decode(payload, v, jax.random.key(0)) == v))
+        >>> int(jnp.sum(compressor.decode(payload, v, jax.random.key(0)) == v))
         2
 
     References:
@@ -233,9 +233,9 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import threshold
-        >>> code = threshold(tau=2.0, capacity_ratio=0.75)
+        >>> compressor = threshold(tau=2.0, capacity_ratio=0.75)
         >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
-        >>> code.decode(code.encode(v, None), v, None)
+        >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-5.,  0.,  0.,  2.], dtype=float32)
 
     References:

@@ -39,8 +39,8 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
 
     so that q is nonzero with probability ``|v| / s``, ``E[q] = v`` and the variance,
     summed over the array, is ``s |v|_1 - |v|^2``. It may be many times ``|v|^2``: the
-    code is not fit for error feedback. With clipping it is unbiased for v, not for g.
-    Zeros decode to zeros; an array that is not finite decodes to nothing finite.
+    compressor is not fit for error feedback. With clipping it is unbiased for v, not
+    for g. Zeros decode to zeros; an array that is not finite decodes to nothing finite.
 
     Args:
         clip: c > 0, in standard deviations; None for no clipping.
@@ -58,9 +58,9 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from parsgd.compressors import terngrad
-        >>> code = terngrad(clip=None)
+        >>> compressor = terngrad(clip=None)
         >>> v = jnp.array([-3.0, 0.0, 3.0])
-        >>> code.decode(code.encode(v, jax.random.key(0)), v, None)
+        >>> compressor.decode(compressor.encode(v, jax.random.key(0)), v, None)
         Array([-3.,  0.,  3.], dtype=float32)
 
     References:

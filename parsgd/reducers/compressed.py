@@ -1,4 +1,4 @@
-"""Compressed averages without memory: what compression drops is lost."""
+"""Compressed averages without error feedback: what compression drops is lost."""
 
 from typing import Any
 
@@ -17,27 +17,27 @@ def compressed_all_reduce(
     min_size: int = 0,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """Average what each worker's compressed gradient stands for, without memory.
+    """Average the workers' compressed gradients, without error feedback.
 
     For each leaf with gradient g::
 
         g <- mean(decode(encode(g)))
 
-    For unbiased codes. One that is not (signs, top-k) needs `error_feedback`: what it
-    drops would be lost for good.
+    For unbiased compressors. One that is not (signs, top-k) needs `error_feedback`:
+    what it drops would be lost for good.
 
     Args:
-        compressor: The code.
+        compressor: The compressor.
         two_sided: Encode the average again before it is sent back, with a residual at
-            its owner; see `parsgd.reducers.exchange`. For codes that shrink their error
-            (`Compressor.contracts`) and are not summed on the way.
-        bucket: Compress all leaves as one flat array, in one message. Groups of a code
-            (buckets, levels) then span leaves; codes that look at the whole array, such
-            as top-k, choose among all entries.
+            its owner; see `parsgd.reducers.exchange`. For compressors that shrink their
+            error (`Compressor.contracts`) and are not summed on the way.
+        bucket: Compress all leaves as one flat array, in one message. Groups of a
+            compressor (buckets, levels) then span leaves; compressors that look at the
+            whole array, such as top-k, choose among all entries.
         min_size: Leaves of fewer elements are averaged as they are, like all
             one-dimensional leaves and those that would grow; 0 or more, and 0 with
             ``bucket``.
-        seed: Seed of what a stochastic code draws.
+        seed: Seed of what a stochastic compressor draws.
 
     Returns:
         An optax transformation with an `ExchangeState`.
@@ -53,8 +53,8 @@ def compressed_all_reduce(
 
     Example:
         >>> import jax.numpy as jnp, parsgd
-        >>> code = parsgd.compressors.linear_8bit()
-        >>> reducer = parsgd.compressed_all_reduce(code)
+        >>> compressor = parsgd.compressors.linear_8bit()
+        >>> reducer = parsgd.compressed_all_reduce(compressor)
         >>> g = jnp.array([[127.0, 0.0, 3.4], [0.6, -7.0, 1.0]])
         >>> reducer.update(g, reducer.init(g))[0]
         Array([[127.,   0.,   3.],

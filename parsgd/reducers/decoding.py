@@ -14,15 +14,16 @@ UNROLLED = 16  # decoded one after the other in the program; more in a loop
 
 
 def nan_unless_finite(v: jax.Array) -> jax.Array:
-    """An array that is not finite is so everywhere.
+    """The array, or NaN everywhere if one of its entries is not finite.
 
-    Codes that choose entries would leave a NaN behind, unseen by the other workers.
+    Compressors that choose entries would leave a NaN behind, unseen by the other
+    workers.
     """
     return jnp.where(paths.finite(v), v, jnp.nan)
 
 
 def mean_is_finite(compressor: Compressor, payloads: Any, mean: jax.Array) -> jax.Array:
-    """Whether an average is finite, of which ``[W, ...]`` payloads were gathered."""
+    """Whether an average of gathered payloads ``[W, ...]`` is finite."""
     if not compressor.exposes_nonfinite:
         return paths.finite(mean)
     is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -40,10 +41,10 @@ def mean_of_decoded(
     They are added one after the other, so that all workers get the same bits.
 
     Args:
-        compressor: The code.
+        compressor: The compressor.
         payloads: As `parsgd.comm.gather` stacks them.
         like: Has the shape and type of the average.
-        key: What all of them were encoded with, if they share it.
+        key: Random key of all of them, if they share it.
     """
     decode, add = compressor.decode, compressor.add
 

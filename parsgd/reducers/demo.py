@@ -98,15 +98,16 @@ def demo(
 
     References:
         Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization",
-        arXiv:2411.19870, 2024, and its published code for blocks, the mean over those
-        that sent and the sign.
+        arXiv:2411.19870, 2024, and its published implementation for blocks, the mean
+        over those that sent and the sign.
 
     Differences from the paper:
-        Arrays of more than two axes are taken as matrices of their last axis; the code
-        cuts two-dimensional arrays in blocks and others along their last axis only.
-        One-dimensional leaves are sent whole. Weight decay is left to the optimizer.
-        The paper's m has the learning rate in it, here ``learning_rate``, a number: a
-        schedule of the optimizer weighs what m has from earlier steps by today's rate.
+        Arrays of more than two axes are taken as matrices of their last axis; the
+        published implementation cuts two-dimensional arrays in blocks and others along
+        their last axis only. One-dimensional leaves are sent whole. Weight decay is
+        left to the optimizer. The paper's m has the learning rate in it, here
+        ``learning_rate``, a number: a schedule of the optimizer weighs what m has from
+        earlier steps by today's rate.
     """
     if not 0 <= decay <= 1:
         raise UserError(f"demo: decay={decay} must be in [0, 1]")
@@ -150,15 +151,15 @@ def _synchronise(
 ) -> tuple[paths.Arrays, paths.Arrays]:
     """``(what arrives, what stays)`` of momenta, of leaves of these types."""
     like = {p: jax.ShapeDtypeStruct(x.shape, types[p]) for p, x in m.items()}
-    codes = {path: _Chunks.of(x, chunk, k) for path, x in like.items()}
-    dense = {p: m[p].astype(types[p]) for p in m if codes[p].why_raw}
+    chunks = {path: _Chunks.of(x, chunk, k) for path, x in like.items()}
+    dense = {p: m[p].astype(types[p]) for p in m if chunks[p].why_raw}
     payload, rest = {}, {p: m[p] - x.astype(jnp.float32) for p, x in dense.items()}
     for path in sorted({*m} - {*dense}):
-        payload[path], own = codes[path].encode(m[path])
+        payload[path], own = chunks[path].encode(m[path])
         rest[path] = m[path] - own
     mean = comm.mean(dense)
     for path, payloads in comm.gather(payload).items():
-        mean[path] = codes[path].mean(payloads)
+        mean[path] = chunks[path].mean(payloads)
     return mean, rest
 
 

@@ -23,7 +23,7 @@ PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
 def idle(
     reducer: optax.GradientTransformation, *, average: bool = False
 ) -> optax.GradientTransformation:
-    """Another reducer's state with nothing done to it.
+    """A reducer that keeps the state of another and compresses nothing.
 
     Args:
         reducer: The one that waits.
@@ -53,11 +53,11 @@ def dense(reducer: optax.GradientTransformation) -> optax.GradientTransformation
 
 
 def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> bool:
-    """Whether a reducer has something to do in dense steps, and knows how.
+    """Whether a reducer has something to do in dense steps and takes ``dense=True``.
 
     Args:
         reducer: The reducer.
-        params: What to try it on; some only take their own model's.
+        params: Parameters to try it on; some reducers only take their own model's.
     """
     asked = _Asked()
     whole = optax.with_extra_args_support(reducer)
@@ -65,7 +65,7 @@ def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> b
     jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), params, state)
     # A chain has more in it than what compresses, such as clipping or momentum.
     more = is_chain(state) or isinstance(state, EF21State) or has_momentum(state)
-    return asked.by_somebody and more
+    return asked.was_read and more
 
 
 def is_chain(state: Any) -> bool:
@@ -74,10 +74,10 @@ def is_chain(state: Any) -> bool:
 
 
 class _Asked:
-    """``dense=True`` that knows whether somebody looked."""
+    """A true value, for ``dense=``, that records whether it was read."""
 
-    by_somebody = False
+    was_read = False
 
     def __bool__(self) -> bool:
-        self.by_somebody = True
+        self.was_read = True
         return True

@@ -26,7 +26,7 @@ Arrays = dict[str, jax.Array]
 
 
 class ExchangeState(NamedTuple):
-    """What an exchange keeps.
+    """State of an `Exchange`.
 
     Attributes:
         step: Exchanges done, int32 scalar.
@@ -42,14 +42,14 @@ STRIPED = "owner_error"  # together the stripes of all workers are the array
 
 
 class Averaged(NamedTuple):
-    """What became of arrays, by path.
+    """Result of an exchange, by path.
 
     Attributes:
         mean: The average of what all workers sent, the same bits on all of them.
         sent: What this worker's own payload stands for.
         finite: Whether the average is, the same on all workers; False also where it
             might overflow.
-        state: To go on with.
+        state: State for the next exchange.
     """
 
     mean: Arrays
@@ -62,11 +62,11 @@ class Exchange(NamedTuple):
     """How leaves are compressed and averaged; `exchange` makes and explains it.
 
     Attributes:
-        compressor: The code.
+        compressor: The compressor.
         two_sided: Encode the average again.
         bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are.
-        seed: Seed of what a stochastic code draws.
+        seed: Seed of what a stochastic compressor draws.
     """
 
     compressor: Compressor
@@ -79,7 +79,7 @@ class Exchange(NamedTuple):
         """State for arrays like ``params``.
 
         Raises:
-            UserError: ``bucket`` with a code that would make them larger.
+            UserError: ``bucket`` with a compressor that would make them larger.
         """
         if self.bucket:
             self._check_bucket(params)
@@ -125,11 +125,12 @@ class Exchange(NamedTuple):
             arrays: ``float32``.
             state: The last exchange's.
             live: Masks of the entries to average, the same on all workers; the others
-                come out as zero, and count in no mean, if the code has `encode_padded`.
+                come out as zero, and count in no mean, if the compressor has
+                `encode_padded`.
 
         Where a worker's array is not finite the whole average is NaN, so that nothing
         of it is applied while residuals stay as they were; but for entries that are not
-        live, and for codes of one's own whose payload has no number for it.
+        live, and for compressors of one's own whose payload has no number for it.
         """
         if self.two_sided:
             stripes = jax.eval_shape(self._no_debt, arrays)
@@ -210,11 +211,12 @@ def exchange(
 ) -> Exchange:
     """How arrays v_w of W workers become the average of what they are sent as.
 
-    Three forms, of which the code's own facts pick between the first two::
+    Three forms, of which the compressor's own facts pick between the first two::
 
         gathered    every worker gathers W payloads and averages what they decode to:
                     mean_w decode(encode(v_w))
-        summed      a linear code's payloads are added on the way, and decoded once:
+        summed      payloads of a linear compressor are added on the way, and decoded
+                    once:
                     decode(sum_w encode(v_w / W))
         two-sided   worker r owns stripe r of the array: it averages the W payloads of
                     its stripe, adds its own residual, encodes the average again and
@@ -224,13 +226,13 @@ def exchange(
     two-sided form costs 2 (W - 1) / W, for arrays of W columns or more.
 
     Args:
-        compressor: The code.
+        compressor: The compressor.
         two_sided: Use the two-sided form.
         bucket: Compress all leaves as one flat array.
         min_size: Leaves of fewer elements are averaged as they are; 0 with ``bucket``.
-        seed: Seed of what a stochastic code draws.
+        seed: Seed of what a stochastic compressor draws.
         feedback: Name of what keeps a residual of what is sent; empty for nothing.
-        instead: What to take for codes that it refuses, in words.
+        instead: What to use for compressors that it refuses, in words.
 
     Returns:
         An `Exchange`, checked.

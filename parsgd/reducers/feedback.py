@@ -71,14 +71,14 @@ def error_feedback(
     of the step, as in EF-signSGD; before one, in units of the gradient.
 
     Args:
-        compressor: The code; must shrink its error (`Compressor.contracts`).
+        compressor: The compressor; must shrink its error (`Compressor.contracts`).
         two_sided: Encode the average again before it is sent back, with a residual at
             its owner; see `parsgd.reducers.exchange`. For compressors whose payloads
             are not summed on the way.
         bucket: Compress all leaves as one flat array, in one message.
         min_size: Leaves of fewer elements are averaged as they are; 0 or more, and 0
             with ``bucket``.
-        seed: Seed of what a stochastic code draws.
+        seed: Seed of what a stochastic compressor draws.
 
     Returns:
         An optax transformation with a `FeedbackState`.
@@ -170,12 +170,13 @@ def ef21(
         c = decode(encode(g - h)),   h <- h + c,   g <- mean(h)
 
     Args:
-        compressor: The code; must shrink its error (`Compressor.contracts`). Payloads
-            in half precision are gathered, not summed, since sums would be rounded.
+        compressor: The compressor; must shrink its error (`Compressor.contracts`).
+            Payloads in half precision are gathered, not summed, since sums would be
+            rounded.
         bucket: Compress all leaves as one flat array, in one message.
         min_size: Leaves of fewer elements are averaged as they are; 0 or more, and 0
             with ``bucket``.
-        seed: Seed of what a stochastic code draws.
+        seed: Seed of what a stochastic compressor draws.
 
     Returns:
         An optax transformation with an `EF21State`.
@@ -205,12 +206,12 @@ def ef21(
         steps (``start_step`` of `parsgd.compressed_sgd`) as the last of these. Leaves
         of one dimension, and those that would grow, are averaged as they are.
     """
-    code = checked(compressor)
-    if code.sums and half_precision(code):
+    compressor = checked(compressor)
+    if compressor.sums and half_precision(compressor):
         # The sum of what was sent would be rounded, and the estimates' average drift.
-        code = code._replace(sums=False)
+        compressor = compressor._replace(sums=False)
     channel = exchange(
-        code,
+        compressor,
         bucket=bucket,
         min_size=min_size,
         seed=seed,

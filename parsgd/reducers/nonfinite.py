@@ -50,8 +50,8 @@ def skip_nonfinite(
 
     In a skipped step all workers get zero updates and keep ``inner``'s state, momentum
     and residuals included, whichever was at fault. They agree by one all-reduce of 4
-    bytes. An update is not finite where gradients are but their sum, or what a code has
-    room for, is not. Wrap the whole chain, reducer first::
+    bytes. An update is not finite where gradients are but their sum, or what a
+    compressor has room for, is not. Wrap the whole chain, reducer first::
 
         skip_nonfinite(optax.chain(error_feedback(one_bit()), optax.sgd(0.1, 0.9)))
 

@@ -14,7 +14,7 @@ Keys = dict[str, jax.Array | None]
 
 
 def summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
-    """``(mean, sent, good)`` by a linear code."""
+    """``(mean, sent, good)`` by a linear compressor."""
     encode, decode = compressor.encode, compressor.decode
     # Scaled before it is encoded: a sum of W half-precision numbers may overflow, and
     # what underflows belongs to the residual.
@@ -27,7 +27,7 @@ def summed(compressor: Compressor, arrays: Arrays, keys: Keys) -> tuple:
 
 
 def gathered(compressor: Compressor, arrays: Arrays, live: Arrays, keys: Keys) -> tuple:
-    """``(mean, sent, good)`` by any code."""
+    """``(mean, sent, good)`` by any compressor."""
     zeros = {p: jnp.sum(~mask, dtype=jnp.int32) for p, mask in live.items()}
     payload = {
         p: encoded(compressor, v, zeros.get(p), keys[p]) for p, v in arrays.items()
@@ -45,5 +45,5 @@ def gathered(compressor: Compressor, arrays: Arrays, live: Arrays, keys: Keys) -
 
 
 def _known(compressor: Compressor, keys: Keys) -> Keys:
-    """Nobody knows what the others drew with, unless all draw the same."""
+    """Keys to decode others' payloads with: None unless all workers share them."""
     return keys if compressor.shared_key else dict.fromkeys(keys)

@@ -108,12 +108,14 @@ def power_sgd(
         raise UserError(f"min_compression={min_compression}: must be 1 or more")
 
     def why_raw(x) -> str:
+        if small := why_small(x):
+            return small
         # P and Q are float32, whatever the leaf is.
         size, sent = x.size * x.dtype.itemsize, 4 * rank * sum(_matrix_shape(x))
-        if why := why_small(x) or why_grows(x, sent):
-            return why
         little = size <= min_compression * sent
-        return f"not smaller by min_compression={min_compression:g}" * little
+        return why_grows(x, sent) or (
+            f"not smaller by min_compression={min_compression:g}" * little
+        )
 
     def random_q(x, step, number) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)

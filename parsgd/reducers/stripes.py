@@ -24,7 +24,7 @@ def real_columns(x: jax.Array, workers: int) -> np.ndarray:
 
 
 def unstriped(stripes: jax.Array, like: jax.Array) -> jax.Array:
-    """The array ``like`` whose stripes these are."""
+    """Inverse of `stripes_of`, for an array of ``like``'s shape."""
     rows = stripes.swapaxes(0, 1).reshape(stripes.shape[1], -1)
     columns = like.shape[-1] if like.ndim else 1
     return rows[:, :columns].reshape(like.shape)

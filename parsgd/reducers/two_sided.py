@@ -22,23 +22,23 @@ Arrays = dict[str, jax.Array]
 
 
 def encoded(
-    code: Compressor, x: jax.Array, zeros: jax.Array | None, key: jax.Array | None
+    compressor: Compressor, x: jax.Array, zeros: jax.Array | None, key: jax.Array | None
 ) -> Payload:
-    """The payload of an array, of which so many entries are zeros that stand for none.
+    """Payload of an array that contains ``zeros`` padding entries.
 
     Args:
-        code: What encodes; one without ``encode_padded`` counts them as others.
+        compressor: Encodes; without ``encode_padded`` it counts them like other zeros.
         x: The array.
-        zeros: How many, int32 scalar; None for none.
-        key: What it draws with.
+        zeros: How many entries are padding, int32 scalar; None for none.
+        key: Random key of the compressor, or None.
     """
-    if zeros is None or code.encode_padded is None:
-        return code.encode(x, key)
-    return code.encode_padded(x, zeros, key)
+    if zeros is None or compressor.encode_padded is None:
+        return compressor.encode(x, key)
+    return compressor.encode_padded(x, zeros, key)
 
 
 def exchange_stripes(
-    code: Compressor,
+    compressor: Compressor,
     arrays: Arrays,
     live: Arrays,
     keys: dict[str, jax.Array | None],
@@ -47,15 +47,15 @@ def exchange_stripes(
     """Average arrays through the owners of their stripes.
 
     Args:
-        code: What encodes, twice.
+        compressor: Encodes the arrays and then their averages.
         arrays: By path; zero where they are not live.
-        live: Masks of the entries that count, by path; all where there is none.
-        keys: What to draw with.
-        owner_error: What this worker's stripes still owe.
+        live: Masks of the entries that count, by path; without one all count.
+        keys: Random keys by path, or None.
+        owner_error: Residuals of this worker's stripes.
 
     Returns:
-        The averages, what this worker's arrays were sent as, whether the averages are
-        finite, and what this worker's stripes owe now.
+        The averages, what this worker's payloads stand for, whether the averages are
+        finite, and the new residuals of this worker's stripes.
     """
     world = comm.world()
     like, payload, sent, answer, rest, real, zeros = {}, {}, {}, {}, {}, {}, {}
@@ -67,25 +67,25 @@ def exchange_stripes(
         stripes = stripes_of(v, world)
         one = like[path] = jax.ShapeDtypeStruct(stripes.shape[1:], v.dtype)
         real[path], zeros[path] = _real(stripes, live.get(path), v)
-        encode = jax.vmap(lambda x, n, key: encoded(code, x, n, key))
+        encode = jax.vmap(lambda x, n, key: encoded(compressor, x, n, key))
         payload[path] = encode(stripes, zeros[path], drawn[path][1])
-        decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
+        decoded = jax.vmap(lambda p, one=one: compressor.decode(p, one, None))
         sent[path] = unstriped(decoded(payload[path]), v)
     for path, mine in comm.all_to_all(payload).items():
-        total = mean_of_decoded(code, mine, like[path], None) + owner_error[path]
+        total = mean_of_decoded(compressor, mine, like[path], None) + owner_error[path]
         # Bits of padding decode to something, which nobody is owed.
         own = real[path][comm.rank()]
         total = nan_unless_finite(jnp.where(own, total, 0.0))
         count = jnp.asarray(zeros[path])[comm.rank()]
-        answer[path] = encoded(code, total, count, drawn[path][0])
-        left = total - code.decode(answer[path], like[path], None)
+        answer[path] = encoded(compressor, total, count, drawn[path][0])
+        left = total - compressor.decode(answer[path], like[path], None)
         rest[path] = jnp.where(own, left, 0.0)
     mean, good, kept = {}, {}, {}
     for path, all_stripes in comm.gather(answer).items():
         one = like[path]
-        decoded = jax.vmap(lambda p, one=one: code.decode(p, one, None))
+        decoded = jax.vmap(lambda p, one=one: compressor.decode(p, one, None))
         mean[path] = unstriped(decoded(all_stripes), arrays[path])
-        good[path] = mean_is_finite(code, all_stripes, mean[path])
+        good[path] = mean_is_finite(compressor, all_stripes, mean[path])
         # What another owner's stripe spoils is not applied here either.
         on = good[path] & paths.finite(rest[path])
         kept[path] = optax.tree.where(on, rest[path], owner_error[path])
