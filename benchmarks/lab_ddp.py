@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import data
 from benchmarks.models import MLPS
-from benchmarks.torch_ddp import build
+from benchmarks.torch_ddp import build, parallel
 
 HOOKS = ("none", "fp16", "powersgd", "alone")
 DENSE_STEPS = 10  # before PowerSGD, which starts from gradients, not from nothing
@@ -46,7 +46,6 @@ def _start(options: argparse.Namespace) -> tuple[int, Callable]:
     """Join the others; returns the rank, and a function that trains some steps."""
     import torch
     from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
 
     coordinator = os.environ["PARSGD_COORDINATOR"]
     rank, world = (int(os.environ[f"PARSGD_{k}"]) for k in ("PROCESS", "PROCESSES"))
@@ -61,7 +60,7 @@ def _start(options: argparse.Namespace) -> tuple[int, Callable]:
         # PowerSGD sends again when an answer has come. With several buckets the order
         # of that differs between processes, and with gloo they wait for each other.
         bucket = 100 if options.hook == "powersgd" else None
-        net = DistributedDataParallel(net, bucket_cap_mb=bucket)
+        net = parallel(net, bucket_cap_mb=bucket)
         _register(net, options.hook)
     torch.manual_seed(1000 * options.seed + rank)  # dropout differs between workers
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr)
@@ -75,7 +74,7 @@ def _start(options: argparse.Namespace) -> tuple[int, Callable]:
         net.train()
         for _ in range(steps):
             take = torch.from_numpy(next(order))
-            optimizer.zero_grad(set_to_none=False)
+            optimizer.zero_grad()
             loss(net(_prepared(pixels[take])), labels[take]).backward()
             optimizer.step()
         return net

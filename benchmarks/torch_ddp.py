@@ -72,7 +72,6 @@ def serve(options: argparse.Namespace) -> None:
     """One rank: train a window for every line that comes in."""
     import torch
     from torch import distributed
-    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -86,7 +85,7 @@ def serve(options: argparse.Namespace) -> None:
     images = data.load()
     pixels = torch.from_numpy(images.pixels.copy())
     labels = torch.from_numpy(images.labels.astype(np.int64))
-    net = DistributedDataParallel(build(options.model, options.dropout))
+    net = parallel(build(options.model, options.dropout))
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr)
     loss = torch.nn.CrossEntropyLoss()
     rng = np.random.default_rng(options.rank)
@@ -100,7 +99,7 @@ def serve(options: argparse.Namespace) -> None:
                 .mul_(1 / (255 * data.STD))
                 .sub_(data.MEAN / data.STD)
             )
-            optimizer.zero_grad(set_to_none=False)
+            optimizer.zero_grad()
             loss(net(x), labels[take]).backward()
             optimizer.step()
 
@@ -114,6 +113,13 @@ def serve(options: argparse.Namespace) -> None:
         train(steps)
         print(steps * options.batch, flush=True)
     distributed.destroy_process_group()
+
+
+def parallel(net, **more):
+    """DDP at its fastest: gradients lie in the buckets that are sent, uncopied."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(net, gradient_as_bucket_view=True, **more)
 
 
 def build(name: str, dropout: bool):

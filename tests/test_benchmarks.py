@@ -1,6 +1,8 @@
 """What a bench says of its windows."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 
@@ -67,3 +69,38 @@ def test_a_lab_measures_as_what_is_published_was(tmp_path, monkeypatch, capsys):
     known = json.loads(store.read_text())["cells"]
     listed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert {*listed} == {f"{name} measured" for name in known}
+
+
+PEER = """
+import argparse
+import numpy as np, torch
+from benchmarks import data, lab_ddp
+images = data.Images(np.zeros((64, 784), np.uint8), np.zeros(64, np.int32), "none")
+data.load = lambda: images
+names = {"model": "mlp_258k", "batch": 8, "lr": 0.1, "seed": 0}
+train = lab_ddp._start(argparse.Namespace(hook="none", **names))[1]
+net = train(2)
+print(net.gradient_as_bucket_view)
+zeroed = []
+zero_grad = torch.optim.SGD.zero_grad
+def spied(self, *words, **more):
+    zero_grad(self, *words, **more)
+    zeroed.append(all(p.grad is None for p in net.parameters()))
+torch.optim.SGD.zero_grad = spied
+train(1)
+print(zeroed)
+lab_ddp._leave()
+"""
+
+
+def test_the_peer_is_not_slowed_down(tmp_path):
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+    own = {"PARSGD_COORDINATOR": where, "PARSGD_PROCESS": "0", "PARSGD_PROCESSES": "1"}
+    command = [sys.executable, "-c", PEER]
+    done = subprocess.run(
+        command, env=os.environ | own, capture_output=True, text=True, timeout=120
+    )
+    # Gradients are not zeroed but dropped, and are not copied to be sent.
+    assert done.stdout.split() == ["True", "[True]"], done.stderr
