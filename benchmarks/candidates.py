@@ -10,7 +10,7 @@ from benchmarks.measure import Candidate, repeated
 BATCH = 32
 LOCAL_STEPS = 8
 LR = 0.01
-SAMPLES = 16_384  # of a dispatch, at most 64 steps: its overhead is below a percent
+TRY_STEPS = 16  # of the dispatch that shows how long a step takes
 ALGORITHMS = ("sync", "local", "diloco_sgd", "diloco_adamw")
 MODELS = ("mlp_258k", "mlp_6_9m", "cnn")
 
@@ -44,12 +44,12 @@ def handwritten(cell: Cell, *, seconds: float, counts=(2, 4, 8)) -> list[Candida
     made = []
     for (name, devices, choices), form in itertools.product(variants, forms):
         name += f", {form}" if cell.model == "cnn" else ""
-        setup = partial(start, cell, form, devices, choices, seconds, _steps(cell))
+        setup = partial(start, cell, form, devices, choices, seconds)
         made.append(Candidate(name, setup, devices))
     if cell.model == "cnn" and cell.algorithm == "sync":
         # lax.conv is slow inside a loop: one dispatch is one step.
         choices = {"gradient": "one_batch", "scanned": False}
-        setup = partial(start, cell, "conv", 1, choices, seconds, 1)
+        setup = partial(start, cell, "conv", 1, choices, seconds)
         made.append(Candidate("one batch, conv, a dispatch per step", setup, 1))
     return made
 
@@ -63,9 +63,20 @@ def peers(cell: Cell, *, seconds: float) -> list[Candidate]:
     return [Candidate("PyTorch DDP, 2 processes", setup, 0)]
 
 
-def _steps(cell: Cell) -> int:
-    """Steps of a dispatch: at least one round."""
-    return max(LOCAL_STEPS, min(64, SAMPLES // (cell.workers * BATCH)))
+def rounds(cell: Cell, local_steps: int, step_seconds: float) -> int:
+    """Rounds of a dispatch, as many as one of `fit` has: each start costs time.
+
+    Args:
+      cell: the work.
+      local_steps: H of a round.
+      step_seconds: of one step.
+    """
+    from parsgd.training.engine import INDICES_PER_DISPATCH, STEPS_PER_DISPATCH
+    from parsgd.training.meter import SECONDS_PER_DISPATCH
+
+    room = INDICES_PER_DISPATCH // (cell.workers * BATCH * local_steps)
+    wanted = int(SECONDS_PER_DISPATCH / step_seconds / local_steps)
+    return max(1, min(STEPS_PER_DISPATCH // local_steps, room, wanted))
 
 
 def _sync(cell: Cell, counts: list[int]) -> list[tuple]:
@@ -98,10 +109,10 @@ def _local(cell: Cell, counts: list[int]) -> list[tuple]:
     return variants
 
 
-def start(
-    cell: Cell, form: str, devices: int, choices: dict, seconds: float, steps: int
-):
+def start(cell: Cell, form: str, devices: int, choices: dict, seconds: float):
     """Set a hand-written loop up; returns its window."""
+    import time
+
     import jax
     import numpy as np
 
@@ -111,27 +122,40 @@ def start(
     model = models.build(cell.model, dropout=cell.dropout, convolution=form)
     loss = models.cross_entropy(model)
     size = {"workers": cell.workers, "batch": BATCH, "devices": devices}
+    h = 1 if cell.algorithm == "sync" else LOCAL_STEPS
     if cell.algorithm == "sync":
         loop = baselines.sync(model.params, loss, sgd(LR), **size, **choices)
     else:
         inner = adamw(1e-3) if cell.algorithm == "diloco_adamw" else sgd(LR)
         outer = None if cell.algorithm == "local" else nesterov(0.7, 0.9)
-        size["local_steps"] = LOCAL_STEPS
-        steps //= LOCAL_STEPS
+        size["local_steps"] = h
         loop = baselines.local(model.params, loss, inner, outer, **size, **choices)
     images = data.load()
     pixels = jax.device_put(images.pixels, loop.replicated)
     labels = jax.device_put(images.labels, loop.replicated)
-    state, shape = loop.state, (steps, *loop.shape)
-    order = _permutations(len(images.labels), int(np.prod(shape)))
+    state = loop.state
 
-    def dispatch() -> int:
-        nonlocal state
-        index = jax.device_put(next(order).reshape(shape), loop.index)
-        state = jax.block_until_ready(loop.run(state, pixels, labels, index))
-        return index.size
+    def dispatches(count: int):
+        shape = (count, *loop.shape)
+        order = _permutations(len(images.labels), int(np.prod(shape)))
 
-    return repeated(dispatch, seconds=seconds)
+        def dispatch() -> int:
+            nonlocal state
+            index = jax.device_put(next(order).reshape(shape), loop.index)
+            state = jax.block_until_ready(loop.run(state, pixels, labels, index))
+            return index.size
+
+        return dispatch
+
+    if not choices.get("scanned", True):  # one step is all that it can
+        return repeated(dispatches(1), seconds=seconds)
+    tried = TRY_STEPS // h
+    first = dispatches(tried)
+    first()
+    begin = time.perf_counter()
+    first()
+    step_seconds = (time.perf_counter() - begin) / tried / h
+    return repeated(dispatches(rounds(cell, h, step_seconds)), seconds=seconds)
 
 
 def _permutations(examples: int, count: int):

@@ -5,10 +5,16 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
-from benchmarks import lab, summary
+from benchmarks import candidates, lab, summary
+from benchmarks.candidates import Cell
+from benchmarks.data import Images
+from parsgd.training.engine import Engine
 
 
 def window(name, devices, *rates):
@@ -104,3 +110,36 @@ def test_the_peer_is_not_slowed_down(tmp_path):
     )
     # Gradients are not zeroed but dropped, and are not copied to be sent.
     assert done.stdout.split() == ["True", "[True]"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cell", "step_seconds", "expected"),
+    [
+        (Cell("sync", "mlp_258k", 2), 1e-6, 1024),
+        (Cell("sync", "mlp_258k", 2), 0.011, 90),
+        (Cell("sync", "mlp_258k", 256), 1e-6, 512),  # as many examples as it can name
+        (Cell("local", "mlp_258k", 4), 1e-6, 128),
+        (Cell("local", "mlp_258k", 4), 5.0, 1),
+    ],
+)
+def test_a_loop_by_hand_is_started_as_often_as_fit(cell, step_seconds, expected):
+    h = 1 if cell.algorithm == "sync" else candidates.LOCAL_STEPS
+    assert candidates.rounds(cell, h, step_seconds) == expected
+    worker = SimpleNamespace(workers=cell.workers, batch=candidates.BATCH)
+    most = Engine.capacity(SimpleNamespace(worker=worker), h)
+    assert candidates.rounds(cell, h, 1e-9) == most
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "local"])
+def test_a_window_has_whole_dispatches(monkeypatch, algorithm):
+    images = Images(np.zeros((64, 784), np.uint8), np.zeros(64, np.int32), "none")
+    monkeypatch.setattr("benchmarks.data.load", lambda: images)
+    asked = []
+    monkeypatch.setattr(candidates, "rounds", lambda *words: asked.append(words) or 3)
+    cell = Cell(algorithm, "mlp_258k", 2)
+    ways = candidates.handwritten(cell, seconds=1e-6, counts=())
+    h = 1 if algorithm == "sync" else candidates.LOCAL_STEPS
+    with jax.numpy_rank_promotion("allow"):
+        assert ways[0].setup()() == 3 * h * 2 * candidates.BATCH
+    ((known, steps, seconds),) = asked
+    assert (known, steps) == (cell, h) and 0 < seconds < 5
