@@ -17,10 +17,10 @@ QUICK = (
 WORKERS = (1, 2, 4, 8, 64)
 
 
-def cells(full: bool, only: str) -> list[Cell]:
-    """The cells to run: those whose name contains ``only``."""
+def cells(quick: bool, full: bool, only: str) -> list[Cell]:
+    """The cells to run: of four or of all, those whose name contains ``only``."""
     chosen = QUICK
-    if full or only:
+    if full or (only and not quick):
         chosen = [
             Cell(algorithm, model, workers, dropout)
             for model in candidates.MODELS
@@ -71,9 +71,11 @@ def main() -> None:
                 "move it away, or give another --output"
             )
         report = before
-    chosen = cells(options.full, options.only)
+    chosen = cells(options.quick, options.full, options.only)
     if not chosen:
-        parser.error(f"no cell's name contains {options.only!r}, as in {QUICK[0].name}")
+        among = "of the four of --quick contains" if options.quick else "contains"
+        such = f"names are such as {QUICK[0].name}"
+        parser.error(f"no cell's name {among} {options.only!r}: {such}")
     for number, cell in enumerate(chosen, 1):
         if cell.name in report["cells"]:
             continue

@@ -15,7 +15,7 @@ where it was.
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,6 +35,21 @@ from parsgd.lab import network
 STORE = ROOT / "outputs" / "lab.json"
 LINKS = ("100mbit", "1gbit", "10gbit", "unlimited")
 PROCESSES = (2, 4)
+# What --quick stands for; what is given beside it counts.
+QUICK = {
+    "store": STORE.with_name("lab_quick.json"),
+    "models": ["mlp_258k"],
+    "links": ["1gbit"],
+    "processes": [2],
+    "windows": 2,
+    "seconds": 0.3,
+    "epochs": 0.5,
+    "seeds": 1,
+    "patience": 0,
+    "target": 0.7,
+}
+# Of a machine; a kernel or memory may be another.
+SAME = ("cpu", "cores", "python", "versions")
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
@@ -71,19 +86,18 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=1, help="if others disturb")
     parser.add_argument("--free", action="store_true", help="on any core, not on one")
     parser.add_argument(
-        "--again", action="store_true", help="measure what was measured"
+        "--again", action="store_true", help="measure what was measured once more"
     )
     parser.add_argument("--quick", action="store_true", help="a short try of a few")
     parser.add_argument("--list", action="store_true", help="show the cells and stop")
     parser.add_argument("--store", type=Path, default=STORE, help="what was measured")
     parser.add_argument("--publish", action="store_true", help="write docs/ and stop")
     options = parser.parse_args()
+    if options.quick and options.publish:
+        parser.error("--quick --publish: a short try is not for docs/; leave one out")
     if options.quick:
-        if options.store == STORE:
-            options.store = STORE.with_name("lab_quick.json")
-        options.models, options.links, options.processes = ["mlp_258k"], ["1gbit"], [2]
-        options.windows, options.seconds, options.epochs = 2, 0.3, 0.5
-        options.seeds, options.patience, options.target = 1, 0, 0.7
+        parser.set_defaults(**QUICK)
+        options = parser.parse_args()
     for link in options.links:
         network.parse(link)
     store = {"cells": {}}
@@ -96,13 +110,6 @@ def main() -> None:
     settings |= {"target": options.target, "epochs": options.epochs, "lr": LR}
     settings |= {"batch": BATCH, "local_steps": LOCAL_STEPS}
     settings["pinned"] = not options.free
-    if store.get("settings", settings) != settings and not options.again:
-        parser.error(
-            f"{options.store} was measured with {store['settings']}, now it is "
-            f"{settings}: give another --store, or --again"
-        )
-    if options.again:
-        store = {"cells": {} if store.get("settings") != settings else store["cells"]}
     machine = measure.machine()
     try:
         machine["versions"] |= {name: version(name) for name in ("parsgd", "torch")}
@@ -110,7 +117,18 @@ def main() -> None:
         parser.error(
             f"{error.name} is needed, to compare with: pip install -e '.[torch]'"
         )
-    store |= {"settings": settings, "machine": machine}
+    if store["cells"]:
+        known = _differences(store.get("settings", {}), settings, settings)
+        if not options.list:  # which shows what others have measured, too
+            known += _differences(store.get("machine", {}), machine, SAME)
+        if known:
+            parser.error(
+                f"{options.store} was measured with other conditions ({known[0]}), and "
+                "tables compare what was measured with the same: give another --store, "
+                "or delete this file"
+            )
+    else:
+        store |= {"settings": settings, "machine": machine}
     chosen = [cell for cell in cells(options) if options.only in cell.name]
     if not chosen:
         parser.error(f"no cell's name contains {options.only!r}: see --list")
@@ -130,6 +148,11 @@ def main() -> None:
         )
     if not options.list:
         print(lab_table.tables(store))
+
+
+def _differences(then: dict, now: dict, keys: Iterable[str]) -> list[str]:
+    pairs = ((key, then.get(key), now[key]) for key in keys)
+    return [f"{key} {old}, now {new}" for key, old, new in pairs if old != new]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import candidates, lab, summary
+from benchmarks import __main__ as everything, candidates, lab, summary
+from benchmarks.__main__ import cells
 from benchmarks.candidates import Cell
 from benchmarks.data import Images
 from parsgd.training.engine import Engine
@@ -75,6 +76,75 @@ def test_a_lab_measures_as_what_is_published_was(tmp_path, monkeypatch, capsys):
     known = json.loads(store.read_text())["cells"]
     listed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert {*listed} == {f"{name} measured" for name in known}
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path):
+    """Calls the lab's main with options; returns the store, whose cells are made up."""
+    store = tmp_path / "lab.json"
+    made = []
+
+    def measured(cell, options):
+        made.append(cell.name)
+        return cell._asdict() | {"error": "made up", "windows": options.windows}
+
+    def call(*words):
+        made.clear()
+        words = ["lab", "--store", f"{store}", "--only", "/1gbit/sync_sgd", *words]
+        monkeypatch.setattr(sys, "argv", words)
+        lab.main()
+        return json.loads(store.read_text()), list(made)
+
+    machine = {"cpu": "A", "cores": 2, "python": "3", "versions": {}, "date": "today"}
+    monkeypatch.setattr(lab.measure, "machine", lambda: {**machine, "versions": {}})
+    monkeypatch.setattr(lab, "version", lambda name: "1.0")
+    monkeypatch.setattr(lab, "measured", measured)
+    return call, machine
+
+
+ALL = [f"{model}/w{n}/1gbit/sync_sgd" for model in lab.MODELS for n in lab.PROCESSES]
+
+
+def test_a_store_keeps_to_its_machine_and_its_settings(pretended, capsys):
+    call, machine = pretended
+    assert call()[1] == ALL
+    for words in (["--windows", "3"], ["--windows", "3", "--again"], ["--free"]):
+        with pytest.raises(SystemExit):
+            call(*words)
+        said = capsys.readouterr().err
+        assert "was measured with other conditions" in said
+        assert "give another --store, or delete this file" in said
+    machine["date"] = "tomorrow"
+    assert call("--again")[0]["machine"]["date"] == "today"
+    machine["cpu"] = "B"
+    for words in ((), ("--again",)):
+        with pytest.raises(SystemExit):
+            call(*words)
+        assert "(cpu A, now B)" in capsys.readouterr().err
+    store, made = call("--list")
+    assert sorted(store["cells"]) == sorted(ALL) and not made
+    assert store["machine"]["cpu"] == "A"
+
+
+def test_a_quick_lab_does_what_is_given_beside_it(pretended, capsys):
+    call, _ = pretended
+    store, made = call("--quick", "--windows", "5", "--processes", "4", "2")
+    assert made == ["mlp_258k/w4/1gbit/sync_sgd", "mlp_258k/w2/1gbit/sync_sgd"]
+    assert {cell["windows"] for cell in store["cells"].values()} == {5}
+    assert store["settings"]["target"] == 0.7
+    with pytest.raises(SystemExit):
+        call("--quick", "--publish")
+    assert "a short try is not for docs/" in capsys.readouterr().err
+
+
+def test_a_quick_benchmark_is_of_its_four_cells(monkeypatch, capsys):
+    assert [cell.name for cell in cells(True, False, "cnn")] == ["sync/cnn/w2"]
+    assert len(cells(True, False, "")) == len(cells(False, False, "")) == 4
+    assert len(cells(False, False, "cnn")) == len(cells(False, True, "cnn")) == 20
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--only", "cnn/w64"])
+    with pytest.raises(SystemExit):
+        everything.main()
+    assert "of the four of --quick contains 'cnn/w64'" in capsys.readouterr().err
 
 
 PEER = """
