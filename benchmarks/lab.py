@@ -4,8 +4,8 @@ Measures, in `parsgd lab` with each process on one core:
 
 - the time of a step for each link, number of processes, model and method, as medians of
   windows of the same run, and of the same work without any exchange (``alone``: all
-  processes train by themselves at the same time), so that the rest is the share that
-  exchanging takes, coding included;
+  processes train by themselves at the same time; for methods with local steps, with as
+  many of these), so that the rest is the share that exchanging takes, coding included;
 - how many steps each method takes to the target accuracy. That does not depend on the
   link, so it is counted once, and a time to accuracy is steps x time of a step.
 

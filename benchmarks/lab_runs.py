@@ -48,6 +48,10 @@ MODELS = {
 OWN_FOLDER = "hydra.run.dir=${oc.env:LAB_FOLDER}/${oc.env:PARSGD_PROCESS}"
 METHODS = {
     "alone": Method(("strategy=single", "cluster=none", OWN_FOLDER), size=0.0),
+    # One worker with local steps: what they compute is another program.
+    "alone, local": Method(
+        ("strategy=local_sgd", "cluster=none", OWN_FOLDER), None, 0.0, LOCAL_STEPS
+    ),
     "sync_sgd": Method(("strategy=sync_sgd",)),
     "one_bit_sgd": Method(("strategy=one_bit_sgd",), size=1 / 30),
     "top_k_sgd": Method(("strategy=top_k_sgd",), size=1 / 60),

@@ -83,7 +83,7 @@ def rows(store: dict, group: list[dict]) -> list[dict]:
             out.append(cell)
             continue
         seconds = statistics.median(cell["seconds"])
-        reference = "DDP alone" if cell["method"].startswith("DDP") else "alone"
+        reference = _alone(cell["method"])
         own = statistics.median(alone[reference]) if reference in alone else None
         steps, seeds = steps_of(group, cell["method"])
         out.append(
@@ -91,7 +91,7 @@ def rows(store: dict, group: list[dict]) -> list[dict]:
             | {
                 "step": seconds,
                 "alone": own,
-                "share": None if own is None else max(0.0, 1 - own / seconds),
+                "share": None if own is None else 1 - own / seconds,
                 "rate": store["settings"]["batch"] * cell["processes"] / seconds,
                 "steps": steps,
                 "seeds": seeds,
@@ -99,6 +99,13 @@ def rows(store: dict, group: list[dict]) -> list[dict]:
             }
         )
     return out
+
+
+def _alone(method: str) -> str:
+    """The method whose steps are the same but for the exchange."""
+    if METHODS[method].hook:
+        return "DDP alone"
+    return "alone, local" if METHODS[method].local_steps > 1 else "alone"
 
 
 def tables(store: dict) -> str:
@@ -158,7 +165,10 @@ def _row(row: dict) -> str:
     if "error" in row:
         return f"{start} failed: {row['error'].splitlines()[-1]} | | | | | |"
     alone = "alone" in row["method"]
-    share = "" if alone or row["share"] is None else f"{row['share']:.0%}"
+    share = ""
+    if not alone and row["share"] is not None:
+        # No faster than without an exchange: it is lost in how much times vary.
+        share = f"{row['share']:.0%}" if row["share"] > 0 else "-"
     steps = "" if row["steps"] is None else f"{row['steps']:,.0f}"
     if not alone and row["seeds"] and row["steps"] is None:
         steps = "not reached"
@@ -186,7 +196,7 @@ def figure(store: dict, file: Path) -> None:
     lines = math.ceil(len(groups) / 2)
     size = (11, 0.8 + 3.8 * lines)
     fig, axes = pyplot.subplots(lines, 2, figsize=size, sharex=True, squeeze=False)
-    names = [method for method in METHODS if method not in SAME]
+    names = [m for m in METHODS if m not in SAME and "alone" not in m]
     colors = {m: COLORS[i] for m, i in colors_of({m: m for m in names}).items()}
     colors |= {method: colors[same] for method, same in SAME.items()}
     shown: dict[str, Any] = {}  # one legend for all panels

@@ -157,6 +157,7 @@ def store():
         measured("local_sgd", [], **counted, steps=90),
         measured("local_sgd", [], **counted, steps=None),
         measured("alone", [0.002]),
+        measured("alone, local", [0.003]),
         measured("sync_sgd", [0.007, 0.008, 0.02]),
         measured("local_sgd", [0.004], disturbed=0.3),
         measured("DDP", [0.005]),
@@ -178,9 +179,13 @@ def test_times_to_accuracy_are_steps_times_seconds(bench, store):
     # 110 steps of 8 ms, of which 2 are there without any exchange; 4 x 32 samples.
     expected = "| 1gbit | sync_sgd | 8 (7-20) | 75% | 16,000 | 110 | 0.88 | 3, 2 |"
     assert expected in rows
-    assert "| 4 (4-4) | 50% | 32,000 | not reached |  | 1, 2 (disturbed) |" in text
+    # Beside 3 ms, not 2: with local steps alone, too.
+    assert "| 4 (4-4) | 25% | 32,000 | not reached |  | 1, 2 (disturbed) |" in text
     assert "| DDP | 5 (5-5) |  | 25,600 |  |  | 1 |" in text  # not measured alone
     assert "| DDP, fp16 | failed: not run |" in text
+    # Less than alone is no share of 0 %; it could not be measured.
+    store["cells"]["more"] = measured("block_momentum", [0.0029])
+    assert "| block_momentum | 2.9 (2.9-2.9) | - | 44,138 |" in bench.tables(store)
 
 
 def test_what_follows_from_the_tables_is_computed_with_them(bench, store):
