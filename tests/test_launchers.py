@@ -170,7 +170,7 @@ def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
         return process.stdout.readline().strip()
 
     running = [start()]
-    assert told(running[0]) == f"True 0 {slots.part(usable, 0, 2)} 4,6"
+    assert told(running[0]) == f"True 0 {slots.part(usable, 0, 2)} 4"
     running.append(start())
     assert told(running[1]) == f"True 1 {slots.part(usable, 1, 2)} 5"
     running.append(start())
@@ -183,6 +183,22 @@ def test_shares_of_cores_and_accelerators_pass_on(tmp_path):
     assert told(running[3]).startswith("True 0 ")
     for process in running[1:]:
         process.communicate("")
+
+
+@pytest.mark.parametrize(
+    "things, count, expected",
+    [
+        (2, 3, [[0], [1], [0]]),
+        (4, 3, [[0], [1], [2]]),  # one is idle
+        (8, 3, [[0, 3], [1, 4], [2, 5]]),
+        (4, 2, [[0, 2], [1, 3]]),
+        (4, 1, [[0, 1, 2, 3]]),
+        (0, 2, [[], []]),
+    ],
+)
+def test_shares_are_equal(things, count, expected):
+    shares = [slots.part([*range(things)], slot, count) for slot in range(count)]
+    assert shares == expected
 
 
 def test_a_process_that_was_killed_between_jobs_is_replaced(monkeypatch):

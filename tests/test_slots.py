@@ -86,6 +86,22 @@ def test_a_limit_is_told(machine, monkeypatch, capsys):
     assert told in capsys.readouterr().out
 
 
+def test_jobs_that_share_a_core_are_told_of(machine, monkeypatch, capsys):
+    monkeypatch.setattr("parsgd.cores.usable", lambda: [4, 5])
+    machine(JAX_PLATFORMS="cpu")
+    launchers.tell_limit(launcher("JoblibLauncher", n_jobs=2))
+    launchers.tell_limit(launcher("LocalLauncher", cpus_per_task=1))
+    launchers.tell_limit(launcher("SlurmLauncher"))
+    assert not capsys.readouterr().out
+    launchers.tell_limit(launcher("JoblibLauncher", n_jobs=3))
+    told = "3 jobs at a time for 2 cores: they share, so times of jobs cannot be"
+    said = capsys.readouterr().out
+    assert told in said and "n_jobs=2 gives each its own" in said
+    monkeypatch.setattr("parsgd.cores.usable", lambda: [4])
+    launchers.tell_limit(launcher("JoblibLauncher", n_jobs=2))
+    assert "leave out hydra/launcher for one job" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["processes", "local"])
 def test_jobs_wait_for_the_only_gpu(tmp_path, launcher):

@@ -105,13 +105,23 @@ def _asked(launcher: Any) -> int:
 
 
 def tell_limit(hydra: Any) -> None:
-    """Say that fewer jobs run at once than asked for, where there are fewer GPUs."""
+    """Say what a machine is too small for: jobs with a GPU, or cores, of their own."""
     asked = _asked(hydra.launcher)
     if (count := at_once(asked)) < asked:
         print(
             f"{counted(count, 'job')} at a time in place of {asked}, for "
             f"{counted(count, 'GPU')}: each job has its own. JAX_PLATFORMS=cpu keeps "
             "jobs off the GPUs",
+            flush=True,
+        )
+    if count > (usable := len(cores.usable())):
+        # Only joblib's: of submitit's jobs no more run at once than have cores.
+        few = f"hydra.launcher.n_jobs={usable} gives each its own"
+        if usable == 1:
+            few = "leave out hydra/launcher for one job after the other"
+        print(
+            f"{counted(count, 'job')} at a time for {counted(usable, 'core')}: they "
+            f"share, so times of jobs cannot be compared; {few}",
             flush=True,
         )
 

@@ -96,13 +96,16 @@ def _keep_to(slot: int, count: int) -> None:
 
 
 def part(things: list, slot: int, count: int) -> list:
-    """The slot's share of a list; one that others have too if there are too few.
+    """The slot's share of a list, as large as any other; what is left over is idle.
+
+    Where there are too few, some slots share one.
 
     Example:
-        >>> part([0, 1, 2, 3], 1, 2), part(["a"], 3, 4)
+        >>> part([0, 1, 2, 3, 4], 1, 2), part(["a"], 3, 4)
         ([1, 3], ['a'])
     """
-    return things[slot % len(things) :: count] if things else []
+    each = max(1, len(things) // count)
+    return things[slot % len(things) :: count][:each] if things else []
 
 
 def remember_gpus() -> None:
