@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from parsgd import cluster, cores
 from parsgd.cli import launchers, slots
+from parsgd.config.choices import conf_dir
 from parsgd.errors import UserError
 
 SHORT = ("epochs=1", "evaluations=1")
@@ -123,6 +126,34 @@ def test_launchers_that_cannot_be_are_refused(monkeypatch):
     launchers.check(hydra("BasicLauncher"))
     with pytest.raises(UserError, match="runs in 2 processes already"):
         launchers.check(hydra("SlurmLauncher"))
+
+
+@pytest.mark.parametrize(
+    "setting, said",
+    [
+        ("mem_gb=4", "hydra.launcher.mem_gb=4 would do nothing: jobs on this machine"),
+        ("name=mine", "hydra.launcher.name=mine would do nothing"),
+        ("gpus_per_node=1", "gpus_per_node=1 would do nothing"),
+        ("cpus_per_task=-1", "cpus_per_task=-1: give a whole number, 1 or more"),
+        ("cpus_per_task=0", "cpus_per_task=0: give a whole number, 1 or more"),
+        ("cpus_per_task=9999", "so no job could have as many; give"),
+        ("cpus_per_task=1", None),
+        ("submitit_folder=here", None),
+        ("stderr_to_stdout=true", None),
+    ],
+)
+def test_settings_of_local_jobs_that_cannot_be_are_refused(monkeypatch, setting, said):
+    monkeypatch.setenv(slots.ALL_GPUS, "")
+    monkeypatch.setattr("signal.signal", lambda *words: None)
+    monkeypatch.setattr("parsgd.cli.local_jobs.install", lambda: None)
+    words = ["hydra/launcher=local", f"hydra.launcher.{setting}"]
+    with initialize_config_dir(str(conf_dir()), version_base=None):
+        found = compose("config", words, return_hydra_config=True).hydra
+    if said is None:
+        launchers.check(found)
+        return
+    with pytest.raises(UserError, match=re.escape(said)):
+        launchers.check(found)
 
 
 def test_gpus_are_those_that_the_sweep_had(monkeypatch):

@@ -198,6 +198,15 @@ def _check_local(launcher: Any) -> None:
     from parsgd.cli import local_jobs
 
     check_whole("hydra.launcher.timeout_min", launcher.timeout_min)
+    if (wanted := getattr(launcher, "cpus_per_task", None)) is not None:
+        check_whole("hydra.launcher.cpus_per_task", wanted)
+        if wanted > (usable := len(cores.usable())):
+            raise UserError(
+                f"hydra.launcher.cpus_per_task={wanted}: this command may use "
+                f"{counted(usable, 'core')}, so no job could have as many; give "
+                f"{usable} or less"
+            )
+    local_jobs.check_useful(launcher)
     local_jobs.install()
 
 

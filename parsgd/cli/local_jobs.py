@@ -17,19 +17,41 @@ import submitit
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
+from hydra_plugins.hydra_submitit_launcher.config import LocalQueueConf
 from hydra_plugins.hydra_submitit_launcher.submitit_launcher import LocalLauncher
+from omegaconf import OmegaConf
 from submitit.core.utils import UncompletedJobError
 
 from parsgd.cli.children import ask_to_end, end_with, lose, this_process
+from parsgd.errors import UserError
 
 # What submitit does with on one machine; the others are for schedulers.
-PARAMETERS = (
-    "timeout_min",
-    "gpus_per_node",
-    "tasks_per_node",
-    "nodes",
-    "stderr_to_stdout",
-)
+PARAMETERS = ("timeout_min", "tasks_per_node", "nodes", "stderr_to_stdout")
+# What else counts: for the shares of cores, and for where submitit writes.
+OURS = ("_target_", "cpus_per_task", "submitit_folder")
+
+
+def check_useful(launcher: Any) -> None:
+    """Refuse settings that only a scheduler would heed.
+
+    Args:
+        launcher: Hydra's config of it.
+
+    Raises:
+        UserError: One is not as it is by itself.
+    """
+    usual = vars(LocalQueueConf())
+    given = vars(launcher)
+    if OmegaConf.is_config(launcher):  # where a name refers to another's value
+        given = OmegaConf.to_container(launcher, resolve=False)
+    for key, value in given.items():
+        if key not in PARAMETERS + OURS and value != usual.get(key):
+            raise UserError(
+                f"hydra.launcher.{key}={value} would do nothing: jobs on this machine "
+                "are no scheduler's, which would heed it. Each gets an equal share of "
+                "cores (cpus_per_task) and GPUs, and as much memory as there is; "
+                "leave it out"
+            )
 
 
 def install() -> None:
