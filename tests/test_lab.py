@@ -14,7 +14,7 @@ from needs_links import needs_links
 from processes import alive
 
 from parsgd.errors import UserError
-from parsgd.lab import links
+from parsgd.lab import links, network
 from parsgd.lab.counters import Counters
 from parsgd.lab.network import Link
 
@@ -81,7 +81,9 @@ def test_each_process_has_one_interface_and_the_hosts_name(start):
 
 
 @needs_links
-@pytest.mark.parametrize("link", [Link(100e6), Link(10e9), Link(math.inf)])
+@pytest.mark.parametrize(
+    "link", [Link(100e6), Link(2422.4e6), Link(10e9), Link(math.inf)]
+)
 def test_both_ends_of_each_link_are_slow(link):
     with links.network(3, link) as made:
         ends = [(space, "eth0") for space in made.spaces]
@@ -95,8 +97,57 @@ def test_both_ends_of_each_link_are_slow(link):
                 assert queue["kind"] == "tbf"
                 assert queue["options"]["rate"] == link.rate / 8
                 most = links.BURST_SECONDS * link.rate / 8
-                assert queue["options"]["burst"] <= max(most, 2 * links.PACKET) + 1
+                assert queue["options"]["burst"] <= max(most, links.LEAST) + 1
+                most = links.PEAK_SECONDS * link.rate / 8
+                assert queue["options"]["minburst"] <= max(most, links.LEAST) + 1
+            about = ["ip", "-n", space, "-d", "-j", "link", "show", "dev", device]
+            (about,) = json.loads(subprocess.check_output(about))
+            if link.rate < math.inf:  # none is cut
+                longest = about["gso_max_segs"] * links.PACKET
+                sizes = (queue["options"][name] for name in ("burst", "minburst"))
+                assert longest <= min(sizes)
     assert not [*links.NAMESPACES.glob(f"parsgd-{os.getpid()}-*")]
+
+
+AFTER_PAUSES = """\
+import os, socket, struct, time
+try:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # not to wait for others
+except OSError:
+    pass
+host, _, port = os.environ["PARSGD_COORDINATOR"].partition(":")
+size, clock = {size}, time.monotonic  # which all namespaces share
+if os.environ["PARSGD_PROCESS"] == "0":
+    with socket.create_server((host, int(port))) as server:
+        other, _ = server.accept()
+    took = []
+    for _ in range(40):
+        message = other.recv(size, socket.MSG_WAITALL)
+        took.append(clock() - struct.unpack("d", message[:8])[0])
+        other.sendall(b"x")
+    print(sorted(took)[20])
+else:
+    while True:
+        try:
+            other = socket.create_connection((host, int(port)))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    for _ in range(40):
+        time.sleep(0.003)
+        other.sendall(struct.pack("d", clock()) + bytes(size - 8))
+        other.recv(1)
+"""
+
+
+@needs_links
+@pytest.mark.parametrize("link, size", [("100mbit", 8_000), ("1gbit", 64_000)])
+def test_a_short_message_meets_the_link_after_a_pause(start, link, size):
+    process = start(AFTER_PAUSES.replace("{size}", str(size)), "--link", link)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    # Two packets and more pass at once; the rest does not.
+    assert float(out.split()[0]) > 0.6 * network.parse(link).seconds(size)
 
 
 @needs_links
