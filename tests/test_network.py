@@ -19,6 +19,9 @@ from parsgd.lab.network import Link
         ("64kbit,20ms", Link(64e3, 0.02)),
         ("9600bit,1s", Link(9600, 1.0)),
         ("1gbit,50us", Link(1e9, 50e-6)),
+        ("8kbit,0us", Link(8e3)),
+        ("100gbit,1us", Link(100e9, 1e-6)),
+        ("1gbit,60s", Link(1e9, 60.0)),
     ],
 )
 def test_links_are_presets_or_rates(text, link):
@@ -33,6 +36,21 @@ def test_links_are_presets_or_rates(text, link):
 )
 def test_J4_what_is_no_link_is_refused_with_the_presets(text):
     with pytest.raises(UserError, match=f"--link {text}: .* 250mbit.* 100mbit, 10gbit"):
+        network.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("1bit", "links of 8kbit to 100gbit; give a rate between them, or unlimited"),
+        ("7999bit", "links of 8kbit to 100gbit"),
+        ("800gbit", "links of 8kbit to 100gbit"),
+        ("250mbit,0.4us", "latencies of 1us to 60s; give one between them, or leave"),
+        ("250mbit,61s", "latencies of 1us to 60s"),
+    ],
+)
+def test_links_that_tc_would_make_wrongly_are_refused(text, said):
+    with pytest.raises(UserError, match=f"^--link {text}: tc can .*{said}"):
         network.parse(text)
 
 

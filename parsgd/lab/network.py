@@ -10,6 +10,9 @@ from parsgd.errors import UserError
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 FORMS = "a preset (`parsgd list network`), or a rate such as 250mbit or 250mbit,20ms"
+# What tc keeps to: beyond it limits queues wrongly, and delays are whole microseconds.
+RATES = (8e3, 100e9)
+LATENCIES = (1e-6, 60.0)
 
 
 class Link(NamedTuple):
@@ -48,7 +51,8 @@ def parse(text: str) -> Link:
             second), which may be followed by a comma and a time in us, ms or s.
 
     Raises:
-        UserError: ``text`` is neither a preset nor a rate with or without a latency.
+        UserError: ``text`` is neither a preset nor a rate with or without a latency, or
+            one of both is too small or too large.
 
     Example:
         >>> parse("250mbit,20ms")
@@ -59,9 +63,19 @@ def parse(text: str) -> Link:
         return _preset(text)
     rate, comma, latency = text.lower().partition(",")
     link = Link(_number(rate, _UNITS), _number(latency, _TIMES) if comma else 0.0)
-    if not 1 <= link.rate < math.inf or not 0 <= link.latency < math.inf:
+    if not 0 < link.rate < math.inf or not 0 <= link.latency < math.inf:
         raise UserError(
             f"--link {text}: give {FORMS}. The presets are {', '.join(presets)}"
+        )
+    if not RATES[0] <= link.rate <= RATES[1]:
+        raise UserError(
+            f"--link {text}: tc can make links of 8kbit to 100gbit; give a rate "
+            "between them, or unlimited"
+        )
+    if link.latency and not LATENCIES[0] <= link.latency <= LATENCIES[1]:
+        raise UserError(
+            f"--link {text}: tc can add latencies of 1us to 60s; give one between "
+            "them, or leave it out"
         )
     return link
 
