@@ -90,6 +90,25 @@ def test_each_process_is_told_its_place(run):
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
+LONG = """\
+import sys, time
+from parsgd.cluster.supervise import supervise
+script = "import sys; sys.stdout.write(30_000_000 * 'x' + '\\\\nend')"
+before = time.process_time()
+code = supervise([[sys.executable, "-c", script]], [{}])
+print(time.process_time() - before, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_line_of_any_length_is_soon_shown():
+    command = [sys.executable, "-c", LONG]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == 30_000_005 and done.stdout.endswith("x\nend\n")
+    assert float(done.stderr) < 3  # of this process alone
+
+
 def test_lines_stay_whole(run):
     script = """\
 import sys, os

@@ -163,7 +163,8 @@ class _Process:
         out, err = self.popen.stdout, self.popen.stderr
         assert out is not None and err is not None
         self.pipes = (out, err)
-        self._partial = {out: b"", err: b""}
+        # Parts of a line: put together only once, however long it is.
+        self._partial: dict[IO[bytes], list[bytes]] = {out: [], err: []}
         self.ending = _ending(self.popen.pid)
         for pipe in self.pipes:
             os.set_blocking(pipe.fileno(), False)
@@ -205,9 +206,11 @@ class _Process:
             data = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:
             return True
-        *lines, self._partial[pipe] = (self._partial[pipe] + data).split(b"\n")
+        end, *lines = data.split(b"\n")
+        self._partial[pipe].append(end)
         for line in lines:
-            self._show(pipe, line)
+            self._show(pipe, b"".join(self._partial[pipe]))
+            self._partial[pipe] = [line]
         return bool(data)
 
     def rest(self) -> None:
@@ -215,8 +218,8 @@ class _Process:
         for pipe in self.pipes:
             while self.read(pipe) and _readable(pipe):
                 pass
-            if self._partial[pipe]:
-                self._show(pipe, self._partial[pipe])
+            if left := b"".join(self._partial[pipe]):
+                self._show(pipe, left)
             pipe.close()
         if self.ending is not None:
             os.close(self.ending)
