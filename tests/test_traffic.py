@@ -27,7 +27,7 @@ def test_K4_bytes_equal_the_formula(name, workers):
     row = ZOO[name]
     order = Order(examples=960, workers=workers, worker_batch=4)
     run = Engine(tiny(960), phases(row.make(optax.sgd(0.1, 0.9))), order=order)
-    sent = run.traffic(len(run.worker.phases) - 1, row.local_steps).bytes
+    sent = run.worker.traffic(len(run.worker.phases) - 1, row.local_steps).bytes
     assert sent == pytest.approx(row.sent(shapes_of(run.worker.spec.params), workers))
 
 
@@ -113,7 +113,7 @@ def test_bytes_equal_the_compiled_program(name):
 
     fn = spmd.spmd(one, run.placement, (run.shared, True, True, False), run.shared)
     text = jax.jit(fn).lower(state, *run._data, index).compile().as_text()
-    sent = run.traffic(phase, h)
+    sent = run.worker.traffic(phase, h)
     wide = 0.0  # on CPU XLA adds bfloat16 up as float32, of twice the bytes
     for message in sent.messages:
         if (message.collective, message.dtype) == ("all-reduce", "bfloat16"):

@@ -224,10 +224,7 @@ class Engine:
         return float.fromhex(cluster.agree("measurement", float(value).hex()))
 
     def _rehearse(self, program: Any, args: tuple, local_steps: int) -> None:
-        """Run a round on a copy, so that the cost of a first call is no training time.
-
-        Where a round is long, the program is called without running any.
-        """
+        """Run a round on a copy, or none if it is long: a first call costs more."""
         state = args[0]
         size = sum(x.nbytes for x in jax.tree.leaves(state))
         if size <= REHEARSAL_BYTES and self.placement.kind != "debug":
@@ -267,8 +264,7 @@ class Engine:
     def finite(self, state: TrainState) -> bool:
         """Whether all parameters of all workers are finite, and no other state is NaN.
 
-        A NaN may wait there, as in a line of delayed gradients; infinity may be right,
-        as for the best loss so far.
+        A NaN may wait there; infinity may be right, as for the best loss so far.
         """
 
         def fn(state):
