@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+from needs_links import needs_links
 
 from parsgd.errors import UserError
 from parsgd.lab import links
@@ -45,6 +48,7 @@ def pretended(monkeypatch, tmp_path):
     def build(made, link):
         for space in (*made.spaces, made.hub):
             (tmp_path / space).touch()
+            yield
 
     monkeypatch.setattr(links, "missing", lambda: None)
     monkeypatch.setattr(links, "NAMESPACES", tmp_path)
@@ -94,6 +98,84 @@ def test_a_signal_while_links_are_removed_leaves_none_behind(
         assert len(list(folder.iterdir())) == 4
     assert end.value.code == 128 + number  # it was only held off
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_waits_for_what_is_being_made(pretended, monkeypatch, number):
+    folder, _ = pretended
+    made = []
+
+    def build(network, link):
+        for space in (network.hub, *network.spaces):
+            signal.raise_signal(number)
+            # What was started at that moment goes on, and must not outlive the rest.
+            (folder / space).touch()
+            made.append(space)
+            yield
+
+    monkeypatch.setattr(links, "_build", build)
+    expected = KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(expected), links.network(3, Link(1e9)):
+        raise AssertionError("it goes on")
+    assert len(made) == 1
+    assert not list(folder.iterdir())
+
+
+def test_a_second_signal_leaves_what_is_removed_alone(pretended, monkeypatch):
+    folder, _ = pretended
+
+    class Removal(links.contextlib.ExitStack):
+        """One before which another signal comes."""
+
+        def __exit__(self, *error):
+            signal.raise_signal(signal.SIGTERM)
+            return super().__exit__(*error)
+
+    monkeypatch.setattr(links.contextlib, "ExitStack", Removal)
+    with (
+        pytest.raises(SystemExit) as end,
+        handled((signal.SIGINT, signal.SIGTERM), unwind),
+        links.network(3, Link(1e9)),
+    ):
+        signal.raise_signal(signal.SIGINT)
+    assert end.value.code == 130
+    assert not list(folder.iterdir())
+
+
+TWICE = """
+import os, random, signal, time
+from parsgd.lab import links
+from parsgd.lab.network import Link
+random.seed(0)
+for number in range(40):
+    ready, go = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(go, b"x")
+            with links.network(3, Link(1e9)):
+                time.sleep(0.3)
+        finally:
+            os._exit(3)
+    os.read(ready, 1)
+    time.sleep(random.uniform(0, 0.25))
+    os.kill(child, signal.SIGINT)
+    time.sleep(random.uniform(0, 0.03))
+    os.kill(child, signal.SIGINT)
+    os.waitpid(child, 0)
+    for folder in (links.NAMESPACES, links.ETC):
+        print(*folder.glob(f"parsgd-{child}-*"))
+links.remove_leftovers()
+"""
+
+
+@needs_links
+@pytest.mark.slow
+def test_two_signals_at_any_moments_leave_nothing_behind():
+    command = [sys.executable, "-c", TWICE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.split()
 
 
 def test_a_leftover_that_another_lab_removes_is_no_error(pretended, monkeypatch):

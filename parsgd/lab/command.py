@@ -67,8 +67,8 @@ def lab(arguments: list[str]) -> int:
     cores = turns(count) if options.pin else None
     with (
         handled((signal.SIGTERM, signal.SIGHUP), unwind),
-        tempfile.TemporaryDirectory(prefix="parsgd-lab-") as scratch,
         links.network(count, link) as made,
+        tempfile.TemporaryDirectory(prefix="parsgd-lab-") as scratch,
     ):
         files = [Path(scratch) / f"{i}.jsonl" for i in range(count)]
         commands = [

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from parsgd.errors import UserError
 from parsgd.lab.counters import FILES, Counters
+from parsgd.lab.ending import first_signal
 from parsgd.lab.network import Link
-from parsgd.signals import ENDING, held
 
 NAMESPACES = Path("/run/netns")
 ETC = Path("/etc/netns")
@@ -99,12 +99,15 @@ def network(processes: int, link: Link) -> Iterator[Network]:
     removal = contextlib.ExitStack()
     for space in (made.hub, *made.spaces):
         removal.callback(_remove, space)
-    try:
-        _build(made, link)
-        yield made
-    finally:
-        with held(ENDING), removal:
-            pass
+    with first_signal() as signals, removal:
+        for _ in _build(made, link):
+            signals.act()
+        try:
+            signals.waits = False
+            signals.act()
+            yield made
+        finally:
+            signals.waits = True
 
 
 def inside(space: str, command: Sequence[str]) -> list[str]:
@@ -148,11 +151,13 @@ def _birth(pid: int) -> str | None:
     return text.rpartition(")")[2].split()[19]
 
 
-def _build(made: Network, link: Link) -> None:
+def _build(made: Network, link: Link) -> Iterator[None]:
+    """Make the namespaces; comes back after each."""
     _run(["ip", "netns", "add", made.hub])
     hub = ["ip", "-n", made.hub]
     _run([*hub, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"])
     _run([*hub, "link", "set", "bridge", "up"])
+    yield
     for i, (space, address) in enumerate(zip(made.spaces, made.addresses, strict=True)):
         port, own = f"port{i}", ["ip", "-n", space]
         _run(["ip", "netns", "add", space])
@@ -169,6 +174,7 @@ def _build(made: Network, link: Link) -> None:
         _choose_congestion_control(space)
         _slow(space, DEVICE, link)
         _slow(made.hub, port, link._replace(latency=0.0))
+        yield
 
 
 def _slow(space: str, device: str, link: Link) -> None:
