@@ -53,8 +53,12 @@ def start(
     return subprocess.Popen(command, stdout=log, stderr=log)
 
 
-def kill(run: subprocess.Popen, processes: int, rng: random.Random) -> None:
-    """SIGKILL for a run of one process, for one of several, or for all of them."""
+def kill(run: subprocess.Popen, processes: int, rng: random.Random) -> bool:
+    """SIGKILL for a run of one process, for one of several, or for all of them.
+
+    Returns:
+        Whether it came before the run was done.
+    """
     family = [psutil.Process(run.pid)] if run.poll() is None else []
     family += family[0].children(recursive=True) if family else []
     victims = family
@@ -69,11 +73,10 @@ def kill(run: subprocess.Popen, processes: int, rng: random.Random) -> None:
         raise SystemExit(
             f"{run.args}: a process was killed, the others go on"
         ) from None
-    if code == 0 and victims:
-        print("(it was done before the signal came)")
     _, alive = psutil.wait_procs(family, timeout=10)
     if alive:
         raise SystemExit(f"left behind: {[p.cmdline() for p in alive]}")
+    return code != 0
 
 
 def killed(
@@ -102,8 +105,10 @@ def killed(
                 raise SystemExit(f"it failed by itself: {folder.with_suffix('.log')}")
             shutil.rmtree(folder)
             continue
-        kill(process, processes, rng)
-        places[where] += 1
+        if kill(process, processes, rng):
+            places[where] += 1
+        else:  # it was done before the signal came
+            shutil.rmtree(folder)
     process = start(folder, overrides, 2, processes)
     if process.wait() != 0:
         raise SystemExit(f"the last try failed: see {folder.with_suffix('.log')}")

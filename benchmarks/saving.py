@@ -1,9 +1,10 @@
 """What saving costs the training: the same run with and without checkpoints.
 
 The MLP with exactly 6.9M parameters, momentum SGD, two workers: synchronous, where the
-state is stored once, and local SGD. Runs with and without checkpoints take turns. Each
-is timed from its first dispatch to its last, so that what is written in the background
-counts as far as it slows the training. A save costs ``(with - without) / saves``.
+state is stored once, and local SGD. Runs with and without checkpoints take turns, and
+so does which of them comes first. Each is timed from its first dispatch to its last, so
+that what is written in the background counts as far as it slows the training. A save
+costs ``(with - without) / saves``.
 
     python -m benchmarks.saving
 """
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import optax
 
@@ -59,6 +61,25 @@ def timed(task: parsgd.Task, name: str, steps: int, saves: int) -> float:
     return clock.ends[-1] - clock.ends[0]
 
 
+def measured(
+    run: Callable[[int], float], repeats: int, saves: int
+) -> list[tuple[float, float]]:
+    """Seconds with saves and without, of pairs whose first is now one, now the other.
+
+    Args:
+        run: The seconds of a run with a number of saves.
+        repeats: How many pairs.
+        saves: Of a run that saves.
+    """
+    pairs = []
+    for number in range(repeats):
+        took = {}
+        for count in (0, saves) if number % 2 == 0 else (saves, 0):
+            took[count] = run(count)
+        pairs.append((took[saves], took[0]))
+    return pairs
+
+
 def main() -> None:
     """Print a line for each algorithm."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -70,10 +91,8 @@ def main() -> None:
     model, sizes = parsgd.models.mlp_6_9m(), {"features": 4_800, "classes": 3}
     task = parsgd.synthetic(model, examples=2_000, test_examples=64, **sizes)
     for name in ALGORITHMS:
-        pairs = []
-        for _ in range(given.repeats):
-            without = timed(task, name, given.steps, 0)
-            pairs.append((timed(task, name, given.steps, given.saves), without))
+        run = partial(timed, task, name, given.steps)
+        pairs = measured(run, given.repeats, given.saves)
         costs = sorted((a - b) / given.saves for a, b in pairs)
         cost = statistics.median(costs)
         print(

@@ -2,16 +2,25 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as everything, candidates, lab, summary
+from benchmarks import (
+    __main__ as everything,
+    candidates,
+    kill_test,
+    lab,
+    saving,
+    summary,
+)
 from benchmarks.__main__ import cells
 from benchmarks.candidates import Cell
 from benchmarks.data import Images
@@ -147,6 +156,47 @@ def test_a_quick_benchmark_is_of_its_four_cells(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         everything.main()
     assert "of the four of --quick contains 'cnn/w64'" in capsys.readouterr().err
+
+
+def test_neither_way_to_save_is_always_first():
+    asked = []
+    pairs = saving.measured(
+        lambda n: asked.append(n) or 10 * n + len(asked), 3, saves=2
+    )
+    assert asked == [0, 2, 2, 0, 0, 2]
+    assert pairs == [(22, 1), (23, 4), (26, 5)]
+
+
+def test_only_kills_that_came_in_time_are_counted():
+    run = subprocess.Popen([sys.executable, "-c", ""])
+    run.wait()
+    assert kill_test.kill(run, 1, random.Random(0)) is False
+    run = subprocess.Popen(["sleep", "60"])
+    assert kill_test.kill(run, 1, random.Random(0)) is True
+
+
+@pytest.mark.parametrize("in_time", [True, False])  # the first of them
+def test_a_run_that_was_done_before_its_kill_is_begun_anew(
+    monkeypatch, tmp_path, in_time
+):
+    folder, counted = tmp_path / "run", []
+
+    def start(*words):
+        (folder / "checkpoints/1").mkdir(parents=True, exist_ok=True)
+        folder.with_suffix(".log").touch()
+        return SimpleNamespace(poll=lambda: None, wait=lambda: 0)
+
+    def kill(*words):
+        counted.append(len(counted) > 0 or in_time)
+        return counted[-1]
+
+    monkeypatch.setattr(kill_test, "start", start)
+    monkeypatch.setattr(kill_test, "kill", kill)
+    monkeypatch.setattr(kill_test, "newest", lambda folder: time.monotonic())
+    monkeypatch.setattr(kill_test, "saving", lambda folder: True)
+    places = kill_test.killed(folder, [], 2, random.Random(0), 1)
+    assert sum(places.values()) == 2 and len(counted) == (2 if in_time else 3)
+    assert folder.exists()
 
 
 PEER = """
