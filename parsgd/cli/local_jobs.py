@@ -41,7 +41,7 @@ def check_useful(launcher: Any) -> None:
         UserError: One is not as it is by itself.
     """
     usual = vars(LocalQueueConf())
-    given = vars(launcher)
+    given: Any = vars(launcher)
     if OmegaConf.is_config(launcher):  # where a name refers to another's value
         given = OmegaConf.to_container(launcher, resolve=False)
     for key, value in given.items():
