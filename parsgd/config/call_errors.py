@@ -40,7 +40,7 @@ def explained(node: Mapping[str, Any], key: str, error: Exception) -> UserError:
     target = str(node.get("_target_")) if isinstance(node, Mapping) else ""
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, UserError):
-        return UserError(str(cause))
+        return UserError(f"{place}: {cause}")
     where = raised_at(cause) if cause else ""
     if isinstance(cause, TypeError):
         if where:
