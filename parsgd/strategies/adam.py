@@ -40,7 +40,7 @@ def adam_channel(name: str, compressor: Compressor | None, **options: Any) -> Ex
         **options: Of `parsgd.reducers.exchange`.
 
     Raises:
-        ValueError: As `parsgd.reducers.exchange`.
+        UserError: As `parsgd.reducers.exchange`.
     """
     code = one_bit(levels="leaf") if compressor is None else compressor
     if isinstance(code, Compressor) and code.preserves_norm:

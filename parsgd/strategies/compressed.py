@@ -145,10 +145,9 @@ def one_bit_sgd(
     Raises:
         UserError: ``optimizer`` is not an optax transformation, ``start_step`` or
             ``min_size`` is not a whole number of 0 or more, or a norm is not positive;
-            or, from ``init``, ``bucket`` with ``levels="column"``, where each entry
-            would be a column.
-        ValueError: Unknown ``levels``, or ``bucket`` with a ``min_size``; or, in a
-            step, a state that belongs to another model.
+            unknown ``levels``, or ``bucket`` with a ``min_size``; or, from ``init``,
+            ``bucket`` with ``levels="column"``, where each entry would be a column.
+        ValueError: In a step, a state that belongs to another model.
 
     Example:
         >>> import jax.numpy as jnp, optax, parsgd
@@ -210,10 +209,10 @@ def ef_sign_sgd(
         A `parsgd.Strategy` whose state is the optimizer's and the residuals.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or ``min_size`` is not
-            a whole number of 0 or more.
-        ValueError: Unknown ``zero``, or ``bucket`` with a ``min_size``; or, in a step,
-            a state that belongs to another model.
+        UserError: ``optimizer`` is not an optax transformation, ``min_size`` is not a
+            whole number of 0 or more, unknown ``zero``, or ``bucket`` with a
+            ``min_size``.
+        ValueError: In a step, a state that belongs to another model.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -262,9 +261,8 @@ def sign_sgd_majority(
         A `parsgd.Strategy`.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or ``momentum`` is
-            outside [0, 1).
-        ValueError: Unknown ``tie`` or ``zero``.
+        UserError: ``optimizer`` is not an optax transformation, ``momentum`` is outside
+            [0, 1), or unknown ``tie`` or ``zero``.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

@@ -127,10 +127,9 @@ def sync_sgd(
         which a round then takes at once for all workers of a device.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or a norm is not
-            positive.
-        ValueError: Unknown ``algorithm``; ``group`` given without the hierarchical
-            algorithm or missing with it, or, in the first step, not a divisor of W.
+        UserError: ``optimizer`` is not an optax transformation, a norm is not positive,
+            unknown ``algorithm``, ``group`` given without the hierarchical algorithm or
+            missing with it, or, in the first step, not a divisor of W.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd

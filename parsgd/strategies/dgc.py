@@ -59,11 +59,11 @@ def dgc_sgd(
         A phase for each density; the last one runs to the end.
 
     Raises:
-        UserError: ``optimizer`` is not an optax transformation, or ``warmup_steps`` is
-            not a whole number of 0 or more; or, from ``init``, an optimizer with
-            momentum of its own unless ``momentum`` is 0.
-        ValueError: Another argument out of range, or unknown ``select``; or, in a step,
-            a state that belongs to another model.
+        UserError: ``optimizer`` is not an optax transformation, ``warmup_steps`` is not
+            a whole number of 0 or more, another argument out of range, or unknown
+            ``select``; or, from ``init``, an optimizer with momentum of its own unless
+            ``momentum`` is 0.
+        ValueError: In a step, a state that belongs to another model.
 
     Example:
         >>> import optax

@@ -105,11 +105,10 @@ def zero_one_adam(
     Raises:
         UserError: A number of steps is not a whole number of 1 or more, ``b1``, ``b2``
             or ``eps`` is out of range, ``max_interval`` is not a power of two, or
-            ``compressor`` is not a `Compressor`; or, from ``init``, ``bucket`` with a
-            code that makes one flat array larger.
-        ValueError: A code that does not shrink its error, or ``two_sided`` with one
-            whose payloads are summed; or, in a step, a state that belongs to another
-            model.
+            ``compressor`` is not a `Compressor`, does not shrink its error, or with
+            ``two_sided`` has payloads that are summed; or, from ``init``, ``bucket``
+            with one that makes one flat array larger.
+        ValueError: In a step, a state that belongs to another model.
 
     Example:
         >>> from parsgd.strategies import zero_one_adam
