@@ -87,7 +87,7 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
             if config is None:
                 break
             given = [str(o) for o in meta["overrides"]]
-            if not lost and not _was_last(folder, config):
+            if not lost and _was_last(folder, config) is False:
                 # Begun with other options, and ended before it saved.
                 given = [*filter(_named, given), *(_begun_with(folder) or given)]
             overrides(given)  # or it cannot be read
@@ -109,12 +109,12 @@ def _overrides(folder: Path, given_step: float) -> list[str]:
     )
 
 
-def _was_last(folder: Path, config: Any) -> bool:
-    """Whether the last run in a folder had this config, as far as can be known."""
+def _was_last(folder: Path, config: Any) -> bool | None:
+    """Whether the last run in a folder had this config; None if that is unknown."""
     from parsgd.cli.earlier import is_same
 
     begun = _yaml(folder / CONFIG)
-    return begun is None or (isinstance(begun, dict) and is_same(begun, config))
+    return is_same(begun, config) if isinstance(begun, dict) else None
 
 
 def _begun_with(folder: Path) -> list[str] | None:
@@ -169,7 +169,7 @@ def _may_be_repeated(folder: Path, argument: str) -> bool:
 def _refuse_older(folder: Path, lost: int, step: int, config: Any) -> None:
     """Refuse an older checkpoint's command line, if the last run had another config."""
     file = folder / CONFIG
-    if file.is_file() and _was_last(folder, config):
+    if _was_last(folder, config):
         return
     raise UserError(
         f"resume={folder}: the checkpoint of step {lost} cannot be read, and the one "
