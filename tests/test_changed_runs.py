@@ -258,8 +258,9 @@ def test_a_run_that_reached_its_target_says_what_goes_on(
     tmp_path,
 ):
     words = (*LOCAL, "workers=4", "epochs=4", "target_accuracy=0.8", "evaluations=20")
-    assert command("train", *words, "checkpoint.rounds=10", "hydra.run.dir=run")[0] == 0
+    code, out, _ = command("train", *words, "checkpoint.rounds=10", "hydra.run.dir=run")
     step = records(tmp_path / "run")[-1]["step"]
+    assert code == 0 and f"target_accuracy=0.8 was reached at step {step} of " in out
     before = (tmp_path / "run" / "result.json").read_text()
     code, out, _ = command("train", "resume=run")
     assert code == 0 and "with target_accuracy above 0.8, or null, goes on" in out

@@ -229,6 +229,14 @@ def test_csv_says_what_is_wrong(tmp_path, text, arguments, message):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_csv_with_blank_lines_and_tabs(tmp_path):
+    rows = "".join(f"{i}.5\t{i % 3}\t{i % 2}\n\n" for i in range(10))
+    data = load_csv(table(tmp_path, "a\tb\ty\n" + rows + "\n"), separator="\\t")
+    assert len(data.train.x) + len(data.test.x) == 10
+    with pytest.raises(UserError, match="no rows below"):
+        load_csv(table(tmp_path, "a,b\n\n"))
+
+
 @pytest.mark.parametrize(
     ("encode", "message"),
     [

@@ -306,6 +306,9 @@ class TestPlace:
         assert "one copy" in place(8, identical=True).describe()
         spread = place(8)
         assert spread.workers == 8 and "core" in spread.reason
+        uneven = place(7)
+        one = "spread over 1 core, as 7 do not divide over"
+        assert uneven.lanes == 7 and one in uneven.reason
 
     def test_devices_by_index(self):
         chosen = place(4, kind="shard_map", devices=[1, 3])

@@ -22,6 +22,7 @@ from parsgd.checkpoint.keeper import keeping
 from parsgd.core import phases
 from parsgd.data.order import Order
 from parsgd.training.engine import Engine
+from parsgd.training.segments import phase_at
 
 # Other rows have the same state, or less of it.
 SAME = ("sync_sgd hierarchical", "zero-one adam")
@@ -38,7 +39,8 @@ def as_many(folder, to, algorithm, workers):
     with keeping(parsgd.Checkpoints(to)) as keeper:
         keeper.look(found.meta["facts"] | {"workers": workers})
         keeper.save(found.state, engine, found.meta)
-    return engine.readout(found.state, found.meta["phase"])[0], lines
+    phase = phase_at(engine.worker.phases, found.meta["step"])
+    return engine.readout(found.state, phase)[0], lines
 
 
 def averages(folder):

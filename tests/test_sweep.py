@@ -46,6 +46,10 @@ def test_J11_the_count_is_the_product_and_comes_first(command, tmp_path):
 
 
 def test_J11_a_dry_run_finds_what_a_job_would_stumble_over(command):
+    for multi in ([], ["-m"]):
+        wrong = ("epochs=1", "samples=100", "--dry-run")
+        code, out, err = command("train", *multi, *wrong)
+        assert code == 2 and "give exactly one budget" in err and not out
     code, _, err = command("train", "-m", "workers=1,two", "--dry-run")
     assert code == 2
     assert "workers=two" in err

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,9 +24,6 @@ from parsgd.config.targets import ALLOWED, named_packages
 from parsgd.errors import UserError
 from parsgd.flat import OWN
 from parsgd.words import counted
-
-if TYPE_CHECKING:
-    from parsgd.cli.job import Outcome
 
 # Of several processes only the first writes and shows.
 SILENT = (
@@ -75,6 +71,7 @@ def train(arguments: list[str]) -> int:
     codes = [0]
 
     def job(cfg: DictConfig) -> float:
+        from parsgd.cli.endings import ending, more_to_do, target_of
         from parsgd.cli.job import run_job
         from parsgd.cli.launchers import elsewhere, own_share
         from parsgd.cli.search import comparable, refuse_other_trial
@@ -107,21 +104,21 @@ def train(arguments: list[str]) -> int:
                 if outcome.refused:
                     note_refused(hydra_config, folder, outcome.reason)
                 number = f"#{hydra_config.job.num} " if quiet else ""
-                _tell(f"{number}{_ending(outcome)}")
+                _tell(f"{number}{ending(outcome)}")
         elif outcome.status == "completed":
             if first and outcome.skipped:
                 more = ""
                 if has_checkpoints(folder):
                     again = shlex.quote(f"resume={folder}")
-                    more = f"; `parsgd train {again}` with {_more(folder)} goes on"
+                    more = f"; `parsgd train {again}` with {more_to_do(folder)} goes on"
                 print(f"completed before: {folder}{more}")
             elif first:
-                print(f"completed: {folder}")
+                print(f"completed: {folder}{target_of(folder)}")
         else:
             if first:
                 fault = outcome.status == "failed" and not outcome.mistake
                 more = f"; the traceback is in {folder / 'train.log'}" if fault else ""
-                print(f"parsgd: {_ending(outcome)}{more}", file=sys.stderr)
+                print(f"parsgd: {ending(outcome)}{more}", file=sys.stderr)
             codes.append(2 if outcome.mistake and not outcome.begun else 1)
         return comparable(outcome.score)
 
@@ -212,29 +209,6 @@ def _ordered(arguments: list[str]) -> list[str]:
 def _tell(line: str) -> None:
     """Print it in one piece: jobs of other processes print, too."""
     print(f"{line}\n", end="", flush=True)
-
-
-def _more(folder: Path) -> str:
-    """What a run that is complete needs to go on."""
-    from parsgd.results import read_job
-
-    job = read_job(folder)
-    if job.summary.get("stopped") == "target_accuracy":
-        return f"target_accuracy above {job.config.get('target_accuracy')}, or null,"
-    return "a larger budget"
-
-
-def _ending(outcome: "Outcome") -> str:
-    if outcome.skipped:
-        if outcome.status == "completed":
-            return "completed before: skipped"
-        return (
-            f"{outcome.status} before: skipped: {outcome.reason}. It runs again in "
-            "another folder, in a sweep also with another configuration"
-        )
-    if outcome.mistake:
-        return str(outcome.reason)
-    return ": ".join(part for part in outcome[:2] if part)
 
 
 def _allowed(arguments: list[str], folder: Path | None) -> tuple[str, ...]:

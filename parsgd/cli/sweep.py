@@ -61,10 +61,12 @@ class Sweep(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """A single run: one job."""
         del kwargs
-        if self._dry_run:
-            _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
-            raise SystemExit(0)
         try:
+            if self._dry_run:
+                own = [str(key) for key in config if key != "hydra"]
+                check(OmegaConf.masked_copy(config, own))
+                _list_jobs([OmegaConf.to_container(config.hydra.overrides.task)])  # type: ignore[list-item]
+                raise SystemExit(0)
             launcher = config.hydra.runtime.choices["hydra/launcher"]
             if launcher != "basic":
                 raise UserError(
@@ -106,6 +108,7 @@ class Sweep(Callback):
                 return
             refuse_other_sweep(folder, jobs)
             if self._dry_run:
+                _refuse_if_all_wrong(config, jobs)
                 composed = enumerate(_composed(config, jobs))
                 _list_jobs(jobs, [ended(folder / f"{n}", cfg) for n, cfg in composed])
                 raise SystemExit(0)

@@ -54,7 +54,7 @@ def load_csv(
         label: Name of the label column, or its position (-1 is the last): whole numbers
             or strings. All other columns are inputs. Spaces around names and values do
             not count.
-        separator: The character between columns.
+        separator: The character between columns; a backslash and a t are a tab.
         test_fraction: Share of the rows held out, in (0, 1).
         split_seed: Of the permutation that chooses them, 0 or more.
         standardize: Whether to shift and scale each column by the training split's
@@ -66,9 +66,11 @@ def load_csv(
     Raises:
         UserError: The file, its header line or the label column is missing, or a column
             has no name, or missing, NaN or non-numeric values. ``?``, ``nan``, ``NA``,
-            ``N/A`` and ``null`` are missing values, in the label column too.
+            ``N/A`` and ``null`` are missing values, in the label column too. Blank
+            lines do not count.
     """
     file = existing_file(path, "csv")
+    separator = {"\\t": "\t"}.get(separator, separator)
     # A changed file is another data set: its time is part of the cache's key.
     return _load(
         file,
@@ -195,6 +197,8 @@ def _table(
             "header line, as many values in each row, UTF-8 text, closed quotes; and "
             "separator must be the one character between the values."
         ) from error
+    if table.width > 1:  # of one column a blank line may be a missing value
+        table = table.filter(~pl.all_horizontal(pl.all().is_null()))
     if table.is_empty():
         raise UserError(
             f"csv: {file} has no rows below its header line: add the examples."

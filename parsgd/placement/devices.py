@@ -6,8 +6,7 @@ A placement has D devices and L lanes on each, W = D * L:
 ``vmap``       all workers are lanes of one device
 ``shard_map``  D devices, ``W / D`` lanes on each
 ``pmap``       the same with the older API
-``debug``      lanes of one device without compilation: prints and breakpoints work,
-               errors name the stage and its shapes
+``debug``      lanes of one device, not compiled: prints work, errors name the stage
 ``auto``       chooses by what was measured to be faster, and says why
 =============  ======================================================================
 
@@ -230,10 +229,11 @@ def place(
         else:
             usable = min(len(found), len(cores.usable()))
             count = _largest_divisor(workers, usable)
-            reason = (
-                f"workers differ between rounds: spread over {counted(usable, 'core')}"
-                f"{_too_few(found, workers)}"
-            )
+            on = counted(count, "core")
+            if count < usable < workers:
+                on += f", as {workers} do not divide over {usable}"
+            on += _too_few(found, workers)
+            reason = f"workers differ between rounds: spread over {on}"
     else:
         count = _largest_divisor(workers, len(found))
         reason = counted(len(found), "accelerator")
