@@ -1,5 +1,7 @@
 """What `fit` refuses or warns of, before anything is compiled."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -98,6 +100,7 @@ def test_parameters_must_have_a_gradient():
         ({"worker_batch": 4, "epochs": 1, "rounds": 3}, "exactly one budget"),
         ({"worker_batch": 4, "epochs": None}, "exactly one budget.*none"),
         ({"worker_batch": 4, "epochs": 0}, "budget must be positive"),
+        ({"worker_batch": 4, "epochs": math.inf}, "positive and finite"),
         ({"worker_batch": 4, "epochs": 0.01}, "less than one step"),
         ({"global_batch": 2, "workers": 4}, "global_batch=2.*workers=4"),
         ({"global_batch": 10, "workers": 4}, "global_batch=8 or 12"),

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parsgd.config import schema
 from parsgd.config.choices import choices, conf_dir, config_dir
-from parsgd.config.overrides import overrides, searched
+from parsgd.config.overrides import overrides, searched, typed
 from parsgd.errors import UserError, first_line
 
 # As Hydra's errors of no type of their own begin.
@@ -84,6 +84,12 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
             text += ". If it is one of your own, give --config-dir again."
         return text
     if isinstance(error, OverrideParseException):
+        key, equals, value = str(error.override).partition("=")
+        if equals and value[:1] not in ("[", "{"):
+            return (
+                f"cannot read the argument {error.override!r}: its value needs quotes "
+                f"of its own beside the shell's: {typed(key, value)}"
+            )
         return (
             f"cannot read the argument {error.override!r}: arguments look like "
             "key=value, and lists with spaces need quotes"

@@ -233,7 +233,7 @@ def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
     given = {"epochs": epochs, "samples": samples, "rounds": rounds}
     ((name, value),) = ((k, v) for k, v in given.items() if v is not None)
     if not value > 0 or not math.isfinite(value):
-        raise UserError(f"{name}={value}: the budget must be positive")
+        raise UserError(f"{name}={value}: the budget must be positive and finite")
     if name == "epochs":
         steps = round(value * order.steps_per_epoch)
     elif name == "samples":
