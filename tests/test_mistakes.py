@@ -79,7 +79,10 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
         (["~optimizer.momentum"], "either there is no such key, or it is null"),
         (["~frob"], "~frob: there is nothing to delete"),
         (["a b"], "cannot read the argument 'a b'"),
-        (["task.path=a(1).csv"], "needs quotes of its own beside the shell's: 'task.path="),
+        (
+            ["task.path=a(1).csv"],
+            "needs quotes of its own beside the shell's: 'task.path=",
+        ),
     ],
 )
 def test_J4_wrong_overrides_name_the_key_and_the_choices(overrides, expected):
