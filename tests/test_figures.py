@@ -1,5 +1,6 @@
 """What tells configurations apart in the figures, and that the legend leaves room."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from fake_jobs import fake_job
 
 from parsgd import results
 from parsgd.report import figures
+from parsgd.report.page import render
 from parsgd.report.plots import plots
 from parsgd.report.study import study
 from parsgd.report.style import COLORS, short
@@ -41,8 +43,13 @@ def test_configurations_of_one_strategy_are_told_apart(tmp_path, count):
     for i in range(count):
         assert any(f"H={i + 1}" in text.split(", ") for text in labels(figure))
     _, page = plots(part(tmp_path))["samples"]
+    html = render(study(results.load(tmp_path)))
     drawn = {(t.line.color, t.line.dash, t.marker.symbol) for t in page.data if t.name}
     assert len(drawn) == count
+    # The filters show the colours of strategies; where there are more, a key does.
+    named = re.findall(r'class="swatch" style="background:(#\w+)"></span>([^<]+)', html)
+    assert len(named) == (count if count > 3 else 0)
+    assert {color for color, _ in named} <= {*COLORS}
 
 
 def test_throughput_names_each_line(tmp_path):

@@ -213,7 +213,21 @@ def _plots(index: int, part: Part, figures: Mapping[str, tuple[str, Any]]) -> st
         for name in names
     )
     note = f"{escape(key)} {note}".strip()
-    return f'{heading}<p class="note">{note}</p><div class="plots">{cells}</div>'
+    plots = f'{_color_key(part)}<div class="plots">{cells}</div>'
+    return f'{heading}<p class="note">{note}</p>{plots}'
+
+
+def _color_key(part: Part) -> str:
+    """What colours stand for, where that is more than the strategies of the filters."""
+    names = {e.look.name: e.look.color for e in curves_of(part.entries)}
+    if {*names} == {e.group.strategy for e in curves_of(part.entries)}:
+        return ""
+    items = "".join(
+        f'<span><span class="swatch" style="background:{color}"></span>'
+        f"{escape(name)}</span>"
+        for name, color in names.items()
+    )
+    return f'<p class="key">{items}</p>'
 
 
 def _note(name: str, part: Part) -> str:
