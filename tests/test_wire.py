@@ -125,13 +125,11 @@ def test_K4_links_carry_what_the_program_counts(tmp_path, method):
         assert one["counted"] == pytest.approx(expected)
         # Headers included; none of the exchanges is missing, none is there twice.
         assert one["counted"] <= one["payload"] < one["sent"]
-        measured = 0.0
-        if "local" in method:  # by how much workers differ, before it evaluates
-            measured = 4 * one["parameters"]
-        assert one["sent"] - measured < 1.05 * one["counted"]
+        # Nor is what only measures, such as how far local workers are apart.
+        assert one["sent"] < 1.05 * one["counted"]
         assert one["calls_per_round"]
         assert one["counted"] < one["expected"] < 1.03 * one["counted"]
-        assert 0.99 < (one["payload"] - measured) / one["expected"] < 1.02
+        assert 0.99 < one["payload"] / one["expected"] < 1.02
 
 
 @pytest.fixture
