@@ -57,12 +57,15 @@ def test_a_checkpoint_cannot_choose_files_from_elsewhere(run, command, tmp_path)
     for override in (
         f"+experiment={up}{tmp_path}/evil/e",
         f"+experiment=[demo,{tmp_path}/evil/e]",
+        '+experiment=${oc.select:no,".."}/${oc.select:no,".."}/evil/e',
     ):
         rewrite(run, lambda meta, new=override: meta.update(overrides=[new]))
         code, out, err = command("train", "resume=run")
         assert code == 2 and "a file outside of the folders" in err, out
-    rewrite(run, lambda meta: meta.update(overrides=["+network@hydra.x=1gbit"]))
-    assert "+network@hydra.x=1gbit" not in resumed(["resume=run"])
+    for package in ("hydra.x", "_global_.hydra.x"):
+        option = f"+network@{package}=1gbit"
+        rewrite(run, lambda meta, new=option: meta.update(overrides=[new]))
+        assert option not in resumed(["resume=run"])
     assert not (tmp_path / "made").exists()
 
 

@@ -150,13 +150,15 @@ def _may_be_repeated(folder: Path, argument: str) -> bool:
     # and messages shown, as this command says.
     left_out = ("checkpoint.step", "checkpoint.force", "hydra", *OWN)
     (override,) = overrides([argument])
-    places = (override.key_or_group, override.package or "")
+    package = (override.package or "").removeprefix("_global_.")
+    places = (override.key_or_group, package)
     if any(under(place.replace("/", ".").lstrip("."), left_out) for place in places):
         return False
     group, value = str(override.key_or_group), override.value()
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
     if ("." not in group or "/" in group) and any(
-        name.startswith("/") or ".." in name.split("/") for name in names
+        name.startswith("/") or ".." in name.split("/") or "${" in name
+        for name in (*names, package)
     ):
         raise UserError(
             f"resume={folder}: its command has {argument}, a file outside of the "
