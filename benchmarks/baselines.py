@@ -61,8 +61,9 @@ def sync(
       batch: examples of one worker.
       devices: CPU devices, each with W / devices of the workers.
       gradient: how a device takes its workers' gradients: "vmapped" (one each, then
-        their mean), "of_mean" (one gradient of the mean of the vmapped losses), or
-        "one_batch" (the workers' examples as one batch).
+        their mean), "in_turn" (the same, one after the other), "of_mean" (one gradient
+        of the mean of the vmapped losses), or "one_batch" (the workers' examples as one
+        batch).
       micro: examples per pass, gradients accumulated over passes; only "one_batch".
       scanned: False compiles a single step, ``index [1, W, b]``, without a loop.
     """
@@ -130,6 +131,15 @@ def local(
 def _vmapped(loss, params, pixels, labels, index, keys):
     each = jax.vmap(jax.grad(loss), (None, 0, 0, 0))
     return _mean(each(params, pixels[index], labels[index], keys))
+
+
+def _in_turn(loss, params, pixels, labels, index, keys):
+    def add(total, worker):
+        index, key = worker
+        grads = jax.grad(loss)(params, pixels[index], labels[index], key)
+        return jax.tree.map(lambda t, g: t + g / len(keys), total, grads), None
+
+    return lax.scan(add, jax.tree.map(jnp.zeros_like, params), (index, keys))[0]
 
 
 def _of_mean(loss, params, pixels, labels, index, keys):
@@ -252,7 +262,12 @@ def _compile(device, state, shards, shape, worker_axis, devices) -> Loop:
     return Loop(state, run, shape, at(EVERYWHERE), at(spec))
 
 
-GRADIENTS = {"vmapped": _vmapped, "of_mean": _of_mean, "one_batch": _one_batch}
+GRADIENTS = {
+    "vmapped": _vmapped,
+    "in_turn": _in_turn,
+    "of_mean": _of_mean,
+    "one_batch": _one_batch,
+}
 LANES = {
     "vmapped": _vmapped_lanes,
     "serial": _serial_lanes,

@@ -88,6 +88,8 @@ def _sync(cell: Cell, counts: list[int]) -> list[tuple]:
     if cell.model == "cnn":
         choices = {"gradient": "one_batch", "micro": 16}
         one.append(("one device, one batch by 16", 1, choices))
+        choices = {"gradient": "in_turn"}
+        one.append(("one device, gradients in turn", 1, choices))
     return one + [
         (f"{n} devices x {cell.workers // n}, {words}", n, {"gradient": gradient})
         for n in counts

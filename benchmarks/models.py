@@ -22,6 +22,7 @@ MLPS = {
     "mlp_258k": ((256, 128, 64), 0.2),
     "mlp_6_9m": ((1024, 1024, 512, 512, 256), 0.3),
 }
+CNN_RATE = 0.2  # of dropout
 
 
 class Model(NamedTuple):
@@ -32,9 +33,11 @@ class Model(NamedTuple):
 
 
 def build(name: str, *, dropout: bool = False, convolution: str = "patches") -> Model:
-    """A model by name, with its preset's dropout rate or without dropout."""
+    """A model by name, with dropout at its own rate or without."""
     if name == "cnn":
-        return Model(_cnn_params(), partial(_cnn, stages=STAGES[convolution]))
+        rate = CNN_RATE if dropout else 0.0
+        stages = STAGES[convolution]
+        return Model(_cnn_params(), partial(_cnn, stages=stages, rate=rate))
     widths, rate = MLPS[name]
     return Model(_mlp_params(widths), partial(_mlp, rate=rate if dropout else 0.0))
 
@@ -71,12 +74,15 @@ def _mlp(params: dict, pixels: Array, key: Array, *, rate: float) -> Array:
     *hidden, head = params["kernels"]
     for depth, (kernel, bias) in enumerate(zip(hidden, params["biases"], strict=True)):
         x = jax.nn.relu(x @ kernel + bias)
-        if rate:
-            keep = jax.random.bernoulli(
-                jax.random.fold_in(key, depth), 1 - rate, x.shape
-            )
-            x = jnp.where(keep, x / (1 - rate), 0.0)
+        x = _dropout(x, jax.random.fold_in(key, depth), rate)
     return x @ head
+
+
+def _dropout(x: Array, key: Array, rate: float) -> Array:
+    if not rate:
+        return x
+    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(keep, x / (1 - rate), 0.0)
 
 
 def _cnn_params() -> dict:
@@ -96,9 +102,11 @@ def _cnn_params() -> dict:
     }
 
 
-def _cnn(params: dict, pixels: Array, key: Array, *, stages: Callable) -> Array:
+def _cnn(
+    params: dict, pixels: Array, key: Array, *, stages: Callable, rate: float
+) -> Array:
     x = _dense(params["dense"], stages(params, _standardise(pixels)))
-    return _dense(params["head"], jax.nn.relu(x))
+    return _dense(params["head"], _dropout(jax.nn.relu(x), key, rate))
 
 
 def _dense(layer: dict, x: Array) -> Array:

@@ -36,7 +36,7 @@ def task(cell: Cell):
 
     import parsgd
     from benchmarks import data
-    from benchmarks.models import MLPS
+    from benchmarks.models import CNN_RATE, MLPS
     from parsgd.data.dataset import Dataset, Split, Standardize
 
     images = data.load()
@@ -46,7 +46,7 @@ def task(cell: Cell):
     prepare = Standardize(mean=255 * data.MEAN, std=255 * data.STD)
     splits = Split(x, y), Split(x[:1000], y[:1000])
     if cell.model == "cnn":
-        model = parsgd.models.CNN()
+        model = parsgd.models.CNN(dropout=CNN_RATE if cell.dropout else 0.0)
     else:
         widths, rate = MLPS[cell.model]
         dropout = rate if cell.dropout else 0.0

@@ -126,14 +126,14 @@ def build(name: str, dropout: bool):
     """The model of benchmarks.models in PyTorch."""
     from torch import nn
 
-    from benchmarks.models import CLASSES, MLPS
+    from benchmarks.models import CLASSES, CNN_RATE, MLPS
 
     if name == "cnn":
         stage = lambda i, o: (nn.Conv2d(i, o, 5, padding=2), nn.MaxPool2d(2), nn.ReLU())
-        dense = (nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, CLASSES))
-        return nn.Sequential(
-            nn.Unflatten(1, (1, 28, 28)), *stage(1, 8), *stage(8, 16), *dense
-        )
+        hidden = [nn.Flatten(), nn.Linear(784, 128), nn.ReLU()]
+        hidden += [nn.Dropout(CNN_RATE)] if dropout else []
+        stages = (nn.Unflatten(1, (1, 28, 28)), *stage(1, 8), *stage(8, 16))
+        return nn.Sequential(*stages, *hidden, nn.Linear(128, CLASSES))
     widths, rate = MLPS[name]
     layers, size = [], 784
     for width in widths:

@@ -47,7 +47,7 @@ from parsgd.gradient import (
     gradient,
     mean_gradient,
 )
-from parsgd.lanes import together
+from parsgd.lanes import in_turn, together
 
 
 def no_sync(params: Params, state: State) -> tuple[Params, State]:
@@ -237,6 +237,7 @@ def run_round(
     look: Callable[[Params], Any] | None = None,
     union: BatchUnion = "",
     lanes: Callable[[Callable], Callable] = together,
+    gradients_in_turn: bool = False,
 ) -> tuple[TrainState, jax.Array, Any]:
     """One round of one worker: a scan over the local steps, then ``sync``.
 
@@ -253,24 +254,32 @@ def run_round(
             `mean_gradient`.
         lanes: How lanes run the local steps, as a transformation of one worker's:
             `parsgd.lanes.together` or `parsgd.lanes.in_turn`.
+        gradients_in_turn: Whether lanes that run together take their gradients one
+            after the other.
 
     Returns:
         The new state, the losses ``[H]``, and what ``look`` returns, or None.
     """
-    take = gradient
     if strategy.mean_gradient:
-        take = functools.partial(mean_gradient, union=union)
+        take = functools.partial(
+            mean_gradient,
+            loss,
+            micro_batches=micro_batches,
+            union=union,
+            in_turn=gradients_in_turn,
+        )
+    else:
+        take = functools.partial(gradient, loss, micro_batches=micro_batches)
+        take = in_turn(take) if gradients_in_turn else take
 
     def local_steps(state, rank, data, indices):
         def step(state, index):
             key = jax.random.fold_in(state.key, state.step)
             value, model, grads = take(
-                loss,
                 state.params,
                 state.model,
                 batch(data, index),
                 jax.random.fold_in(key, rank),
-                micro_batches,
             )
             model = _unspoilt(model, state.model)
             params, inner = strategy.local(grads, state.strategy, state.params)

@@ -53,17 +53,29 @@ def gradient(
         piece, index = xs
         (v, new), g = grad(params, model, piece, jax.random.fold_in(key, index))
         model = jax.tree.map(_as_before, model, new)
-        sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, g)
-        return (model, value + v, sums), None
+        return (model, value + v, _added(sums, g)), None
 
-    zeros = jax.tree.map(
-        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
-    )
-    carry = (model, jnp.float32(0), zeros)
+    carry = (model, jnp.float32(0), _zeros(params))
     parts = (jax.tree.map(split, batch), jnp.arange(micro_batches))
     (model, value, sums), _ = lax.scan(part, carry, parts)
-    grads = jax.tree.map(lambda s, p: (s / micro_batches).astype(p.dtype), sums, params)
-    return value / micro_batches, model, grads
+    return value / micro_batches, model, _mean_of(sums, micro_batches, params)
+
+
+def _zeros(params: Params) -> Grads:
+    """Where gradients are summed, in float32 at least."""
+
+    def zeros(p):
+        return jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+
+    return jax.tree.map(zeros, params)
+
+
+def _added(sums: Grads, grads: Grads) -> Grads:
+    return jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, grads)
+
+
+def _mean_of(sums: Grads, count: int, params: Params) -> Grads:
+    return jax.tree.map(lambda s, p: (s / count).astype(p.dtype), sums, params)
 
 
 def _as_before(old: Any, new: Any) -> Any:
@@ -91,13 +103,15 @@ def mean_gradient(
     micro_batches: int = 1,
     *,
     union: BatchUnion = "",
+    in_turn: bool = False,
 ) -> tuple[jax.Array, State, Grads]:
     """As `gradient`, but the gradient is the average over all workers.
 
     Where lanes share their parameters it is taken of the lanes' mean loss: one product
     over all their examples instead of one each and a sum, which XLA does not merge.
     With ``union`` their batches are taken as one, and the loss is that batch's: the
-    ``"whole"`` of it at once, or in ``"parts"`` that fit a cache.
+    ``"whole"`` of it at once, or in ``"parts"`` that fit a cache. Otherwise, and
+    ``in_turn``, one lane after the other adds its gradient.
     """
 
     @custom_vmap
@@ -106,31 +120,44 @@ def mean_gradient(
 
     @over_lanes.def_vmap
     def _(lanes, batched, params, model, batch, key):
-        model_before = model
+        args = (params, model, batch, key)
         axes = jax.tree.map(lambda b: 0 if b else None, batched)
-        if micro_batches > 1 or any(jax.tree.leaves(batched[0])):
-            own = functools.partial(gradient, loss, micro_batches=micro_batches)
-            value, model, grads = jax.vmap(own, axes, axis_name=comm.LANES)(
-                params, model, batch, key
-            )
-            grads = comm.mean_of_lanes(grads)
-        elif union:
+        apart = any(jax.tree.leaves(batched[0]))
+        if union and not apart:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
             parts = _parts(len(jax.tree.leaves(batch)[0])) if union == "parts" else 1
-            value, model, grads = gradient(loss, params, model, batch, key[0], parts)
-            shared = jax.tree.map(lambda _: False, (value, model, grads))
-            return (value, model, grads), shared
+            out = gradient(
+                loss, params, model, batch, key[0], max(parts, micro_batches)
+            )
+            return out, jax.tree.map(lambda _: False, out)
+        if in_turn:
+            like = jax.tree.map(lambda b, p: p[0] if b else p, batched[0], params)
+
+            def turn(sums, lane):
+                params, model, batch, key = jax.tree.map(
+                    lambda b, x: x[lane] if b else x, (*batched,), args
+                )
+                value, model, grads = gradient(
+                    loss, params, model, batch, key, micro_batches
+                )
+                return _added(sums, grads), (value, model)
+
+            sums, (value, model) = lax.scan(turn, _zeros(like), jnp.arange(lanes))
+            grads = _mean_of(sums, lanes, like)
+        elif micro_batches > 1 or apart:
+            own = functools.partial(gradient, loss, micro_batches=micro_batches)
+            value, model, grads = jax.vmap(own, axes, axis_name=comm.LANES)(*args)
+            grads = comm.mean_of_lanes(grads)
         else:
 
             def mean_loss(params):
                 each = jax.vmap(loss, axes, axis_name=comm.LANES)
-                value, new = each(params, model, batch, key)
+                value, new = each(params, *args[1:])
                 return jnp.mean(value), (value, new)
 
             grads, (value, model) = jax.grad(mean_loss, has_aux=True)(params)
         # Such as a step count of the model, which all lanes share.
         same = jax.tree.map(lambda b: not b, tuple(batched))
-        args = (params, model_before, batch, key)
         shared = shared_outputs(loss, lanes, args, same)[1]
         model = jax.tree.map(lambda same, x: x[0] if same else x, shared, model)
         own = jax.tree.map(lambda same: not same, shared)

@@ -151,7 +151,7 @@ def test_a_quick_lab_does_what_is_given_beside_it(pretended, capsys):
 def test_a_quick_benchmark_is_of_its_four_cells(monkeypatch, capsys):
     assert [cell.name for cell in cells(True, False, "cnn")] == ["sync/cnn/w2"]
     assert len(cells(True, False, "")) == len(cells(False, False, "")) == 4
-    assert len(cells(False, False, "cnn")) == len(cells(False, True, "cnn")) == 20
+    assert len(cells(False, False, "cnn")) == len(cells(False, True, "cnn")) == 25
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--only", "cnn/w64"])
     with pytest.raises(SystemExit):
         everything.main()

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd import cluster
-from parsgd.core import Phase, State, TrainState, no_sync
+from parsgd.core import Params, Phase, State, TrainState, no_sync
 from parsgd.errors import FolderError, UserError, check_accuracy, check_whole, stage
 from parsgd.flat import OTHER
 from parsgd.tasks import Batch, Task
@@ -239,3 +239,36 @@ def refuse_done(step: int, changed: Mapping[str, Sequence[Any]]) -> None:
             "with it, or choose another folder (hydra.run.dir=DIR, in a sweep "
             "hydra.sweep.dir=DIR)"
         )
+
+
+def check_params(params: Params) -> None:
+    """Refuse a parameter that has no gradient."""
+    for path, x in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise UserError(
+                f"the model's parameter {jax.tree_util.keystr(path)} is {x.dtype}, "
+                "which has no gradient: make it a floating-point array, or keep it in "
+                "the model's other state, which is not trained"
+            )
+
+
+def check_kept(stage: str, before: tuple, after: Any) -> None:
+    """Refuse a stage that does not return ``(params, state)`` as it got them."""
+    returns = f"the strategy's {stage} must return (params, state) as it got them"
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise UserError(f"{returns}, but returns a {type(after).__name__}")
+    for name, old, new in zip(("params", "state"), before, after, strict=True):
+        if jax.tree.structure(old) != jax.tree.structure(new):
+            raise UserError(
+                f"{returns}, but the structure of {name} changes from "
+                f"{jax.tree.structure(old)} to {jax.tree.structure(new)}"
+            )
+        for (path, a), b in zip(
+            jax.tree.leaves_with_path(old), jax.tree.leaves(new), strict=True
+        ):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                where = name + jax.tree_util.keystr(path)
+                raise UserError(
+                    f"{returns}, but {where} changes from {a.dtype}{list(a.shape)} to "
+                    f"{b.dtype}{list(b.shape)}"
+                )

@@ -90,8 +90,13 @@ class Engine:
 
     def describe(self) -> str:
         """One line on where the workers are and how they run."""
-        turns = ", lanes one after the other" if self._turns else ""
-        return self.placement.describe() + turns
+        if self._turns:
+            how = ", lanes one after the other"
+        elif self.worker.gradients_in_turn and self.placement.lanes > 1:
+            how = ", gradients one after the other"
+        else:
+            how = ""
+        return self.placement.describe() + how
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
         """Some of the rounds of ``index [R, H, b]``, from the first on.

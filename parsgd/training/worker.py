@@ -16,8 +16,8 @@ from parsgd.gradient import BatchUnion
 from parsgd.lanes import shared_outputs, together
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
-from parsgd.training.checks import check_model_state
-from parsgd.training.union import union_of
+from parsgd.training.checks import check_kept, check_model_state, check_params
+from parsgd.training.union import gradients_in_turn, union_of
 
 
 class Worker:
@@ -36,6 +36,7 @@ class Worker:
         within: The same within a round of each phase, before it synchronises.
         identical: Whether parameters are equal in every step, as in all-reduced SGD.
         skips: Whether steps whose gradients are not finite are skipped.
+        gradients_in_turn: Whether lanes take their gradients one after the other.
         observed: Whether the program calls the host, for example to print; then each
             round is run only once.
 
@@ -61,7 +62,7 @@ class Worker:
         with stage("init of the model"):
             params, model = jax.eval_shape(task.init, key)
         self.init_spec = (params, model, jax.eval_shape(lambda: key))
-        _check_params(params)
+        check_params(params)
         with stage("init"):
             _, self.spec = self._traced(self.init, *self.init_spec)
         for phase in self.phases:
@@ -69,9 +70,13 @@ class Worker:
         with stage("loss"):
             self._check_loss()
         self._union: BatchUnion = ""
-        if self.workers > 1 and any(p.strategy.mean_gradient for p in self.phases):
+        self.gradients_in_turn = False
+        if self.workers > 1:
             batch = self._batch_spec()
-            self._union = union_of(task, self.spec, batch, flops=self.step_flops)
+            if any(phase.strategy.mean_gradient for phase in self.phases):
+                self._union = union_of(task, self.spec, batch, flops=self.step_flops)
+            in_turn = gradients_in_turn(self.spec, batch, flops=self.step_flops)
+            self.gradients_in_turn = in_turn and self._loss_isolated()
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
@@ -107,6 +112,7 @@ class Worker:
             look=look,
             union=self._union,
             lanes=lanes,
+            gradients_in_turn=self.gradients_in_turn,
         )
 
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
@@ -126,13 +132,14 @@ class Worker:
         state, strategy = self.spec, self.phases[phase].strategy
         if strategy.mean_gradient:
             return False
-        quiet = functools.partial(traffic.isolated, workers=self.workers)
+        args = (state.params, state.strategy, state.params)
+        alone = traffic.isolated(strategy.local, self.workers, args)
+        return alone and self._loss_isolated()
+
+    def _loss_isolated(self) -> bool:
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return quiet(
-            strategy.local, args=(state.params, state.strategy, state.params)
-        ) and quiet(
-            self.task.loss, args=(state.params, state.model, self._batch_spec(), key)
-        )
+        args = (self.spec.params, self.spec.model, self._batch_spec(), key)
+        return traffic.isolated(self.task.loss, self.workers, args)
 
     def own_bytes(self, phase: int) -> int:
         """Bytes of state that a worker does not share within a round."""
@@ -143,6 +150,10 @@ class Worker:
 
     def step_flops(self) -> float:
         """Floating-point operations of one worker's gradient, as XLA counts them."""
+        return self._step_flops
+
+    @functools.cached_property
+    def _step_flops(self) -> float:
         params, model, key = self.init_spec
         gradient = jax.jit(jax.grad(self.task.loss, has_aux=True))
         lowered = gradient.lower(params, model, self._batch_spec(), key)
@@ -214,10 +225,10 @@ class Worker:
                 f"this optimizer needs more than gradients ({error}); strategies hand "
                 "on gradients, its state and parameters only"
             ) from error
-        _check_kept("local", pair, after)
+        check_kept("local", pair, after)
         with stage("sync"):
             _, after = self._traced(strategy.sync, *pair)
-        _check_kept("sync", pair, after)
+        check_kept("sync", pair, after)
 
     def _check_loss(self) -> None:
         """Trace the loss alone, so that an error in it is not one of a round."""
@@ -262,35 +273,3 @@ class Worker:
         if strategy.sync is no_sync:
             return self.shared
         return self._after(strategy._replace(sync=no_sync), self.shared)
-
-
-def _check_params(params: Params) -> None:
-    for path, x in jax.tree.leaves_with_path(params):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise UserError(
-                f"the model's parameter {jax.tree_util.keystr(path)} is {x.dtype}, "
-                "which has no gradient: make it a floating-point array, or keep it in "
-                "the model's other state, which is not trained"
-            )
-
-
-def _check_kept(stage: str, before: tuple, after: Any) -> None:
-    """Refuse a stage that does not return ``(params, state)`` as it got them."""
-    returns = f"the strategy's {stage} must return (params, state) as it got them"
-    if not isinstance(after, tuple) or len(after) != 2:
-        raise UserError(f"{returns}, but returns a {type(after).__name__}")
-    for name, old, new in zip(("params", "state"), before, after, strict=True):
-        if jax.tree.structure(old) != jax.tree.structure(new):
-            raise UserError(
-                f"{returns}, but the structure of {name} changes from "
-                f"{jax.tree.structure(old)} to {jax.tree.structure(new)}"
-            )
-        for (path, a), b in zip(
-            jax.tree.leaves_with_path(old), jax.tree.leaves(new), strict=True
-        ):
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                where = name + jax.tree_util.keystr(path)
-                raise UserError(
-                    f"{returns}, but {where} changes from {a.dtype}{list(a.shape)} to "
-                    f"{b.dtype}{list(b.shape)}"
-                )
