@@ -12,7 +12,7 @@ from parsgd.data.dataset import Dataset, Split, as_floats
 from parsgd.data.order import Order
 from parsgd.training.worker import Worker
 
-RULE = "parsgd.training.worker.gradients_in_turn"
+RULE = "parsgd.training.worker.large_steps"
 PARTS = ("parsgd.training.worker.union_of", lambda *a, **k: "")
 
 

@@ -304,6 +304,10 @@ class TestPlace:
     def test_auto_says_why(self):
         assert place(8, identical=True).kind == "vmap"
         assert "one copy" in place(8, identical=True).describe()
+        large = place(8, identical=True, large_steps=True)
+        assert large.describe() == place(8).describe().replace(
+            "workers differ between rounds", "large steps"
+        )
         spread = place(8)
         assert spread.workers == 8 and "core" in spread.reason
         uneven = place(7)

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from parsgd import cluster, cores
 from parsgd.comm import DEVICES
-from parsgd.errors import UserError
+from parsgd.errors import UserError, check_whole
 from parsgd.words import counted
 
 MOST_CPU_DEVICES = 1024  # not measured: beyond it, a mistake is likelier
@@ -176,6 +176,7 @@ def place(
     kind: str = "auto",
     devices: int | Sequence[int] | None = None,
     identical: bool = False,
+    large_steps: bool = False,
 ) -> Placement:
     """Decide where W workers run.
 
@@ -187,6 +188,8 @@ def place(
             pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
+        large_steps: Whether a gradient takes long beside what it sends, as that of a
+            convolution; ``auto`` then spreads identical workers too.
 
     Returns:
         A `Placement`, whose ``reason`` tells why.
@@ -197,9 +200,9 @@ def place(
     """
     if kind not in KINDS:
         raise UserError(f"placement={kind}: choose one of {', '.join(KINDS)}")
-    if workers < 1:
-        raise UserError(f"workers={workers}: there must be at least one")
+    check_whole("workers", workers)
     found = _available(devices)
+    identical = identical and not large_steps
     if jax.process_count() > 1:
         return _over_processes(workers, kind, devices, found, identical)
     if kind in ("vmap", "debug"):
@@ -233,7 +236,8 @@ def place(
             if count < usable < workers:
                 on += f", as {workers} do not divide over {usable}"
             on += _too_few(found, workers)
-            reason = f"workers differ between rounds: spread over {on}"
+            why = "large steps" if large_steps else "workers differ between rounds"
+            reason = f"{why}: spread over {on}"
     else:
         count = _largest_divisor(workers, len(found))
         reason = counted(len(found), "accelerator")
@@ -288,13 +292,8 @@ def _over_processes(
     chosen = []
     for process in range(count):
         theirs = [d for d in jax.devices() if d.process_index == process]
-        chosen += _chosen(theirs, devices, int(own))
+        if devices is None or isinstance(devices, int):
+            chosen += theirs[: int(own)]
+        else:
+            chosen += [theirs[i] for i in devices]
     return Placement("shard_map", tuple(chosen), workers // len(chosen), reason)
-
-
-def _chosen(
-    found: Sequence[Any], devices: int | Sequence[int] | None, count: int
-) -> list[Any]:
-    if devices is None or isinstance(devices, int):
-        return list(found[:count])
-    return [found[i] for i in devices]

@@ -77,7 +77,11 @@ class Engine:
             self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
         self.placement: Placement = place(
-            order.workers, kind=kind, devices=devices, identical=self.worker.identical
+            order.workers,
+            kind=kind,
+            devices=devices,
+            identical=self.worker.identical,
+            large_steps=self.worker.large_steps,
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)

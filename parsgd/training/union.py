@@ -46,16 +46,16 @@ def union_of(
     return "parts" if _reuses_weights(spec, batch, flops) else "whole"
 
 
-def gradients_in_turn(
-    spec: TrainState, batch: Batch, flops: Callable[[], float]
-) -> bool:
-    """Whether lanes should take their gradients one after the other.
+def large_steps(spec: TrainState, batch: Batch, flops: Callable[[], float]) -> bool:
+    """Whether a gradient is large, and uses each weight many times per example.
 
-    On CPU they should where a gradient is large enough to keep all cores busy and each
-    weight is used many times per example, as in convolutions: the activations of one
-    lane stay in the cache. Of the CNN, with BatchNorm, dropout or a compressed
-    gradient, lanes of 32 examples are then 2 to 3 times as fast, and lanes of 4 no
-    faster (2 cores of an Intel Xeon).
+    So it is for convolutions, on CPU. Then lanes of one device are faster if they take
+    their gradients one after the other, where these cannot be one: the activations of a
+    lane stay in the cache (the CNN with BatchNorm, dropout or compressed gradients: 2
+    to 3 times as fast with 32 examples each, and no faster with 4). And synchronous
+    workers are faster on a device per core than as lanes of one device, 1.2 to 1.3
+    times for the CNN and a small GPT, while MLPs lose a fifth (2 cores of an Intel
+    Xeon).
 
     Args:
         spec: Abstract state of one worker.

@@ -17,7 +17,7 @@ from parsgd.lanes import shared_outputs, together
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
 from parsgd.training.checks import check_kept, check_model_state, check_params
-from parsgd.training.union import gradients_in_turn, union_of
+from parsgd.training.union import large_steps, union_of
 
 
 class Worker:
@@ -36,6 +36,7 @@ class Worker:
         within: The same within a round of each phase, before it synchronises.
         identical: Whether parameters are equal in every step, as in all-reduced SGD.
         skips: Whether steps whose gradients are not finite are skipped.
+        large_steps: Whether a gradient takes long beside what it sends, on CPU.
         gradients_in_turn: Whether lanes take their gradients one after the other.
         observed: Whether the program calls the host, for example to print; then each
             round is run only once.
@@ -70,13 +71,13 @@ class Worker:
         with stage("loss"):
             self._check_loss()
         self._union: BatchUnion = ""
-        self.gradients_in_turn = False
+        self.large_steps = self.gradients_in_turn = False
         if self.workers > 1:
             batch = self._batch_spec()
             if any(phase.strategy.mean_gradient for phase in self.phases):
                 self._union = union_of(task, self.spec, batch, flops=self.step_flops)
-            in_turn = gradients_in_turn(self.spec, batch, flops=self.step_flops)
-            self.gradients_in_turn = in_turn and self._loss_isolated()
+            self.large_steps = large_steps(self.spec, batch, flops=self.step_flops)
+            self.gradients_in_turn = self.large_steps and self._loss_isolated()
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
