@@ -96,7 +96,9 @@ def _sync(cell: Cell, counts: list[int]) -> list[tuple]:
         for gradient, words in (
             ("of_mean", "gradient of mean"),
             ("one_batch", "one batch"),
+            ("in_turn", "gradients in turn"),
         )
+        if gradient != "in_turn" or (cell.model == "cnn" and n < cell.workers)
     ]
 
 

@@ -39,8 +39,12 @@ def line(name: str, cell: dict) -> str:
 
 def _milliseconds(cell: dict) -> str:
     times = [1e3 * seconds for seconds in cell["seconds"]]
-    low, high = min(times), max(times)
-    return f"{statistics.median(times):.3g} ({low:.3g}-{high:.3g})"
+    low, high = _three_digits(min(times)), _three_digits(max(times))
+    return f"{_three_digits(statistics.median(times))} ({low}-{high})"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _groups(store: dict) -> Iterator[tuple[str, int, list[dict]]]:
@@ -155,8 +159,8 @@ def _compared(of: dict[str, dict], parameters: int) -> list[str]:
         line,
         beside,
         compressed,
-        ", ".join(f"{m} {_seconds(times[m])} s" for m in alike),
-        f"{_seconds(times['sync_sgd'])} s" if "sync_sgd" in times else "",
+        ", ".join(f"{m} {_three_digits(times[m])} s" for m in alike),
+        f"{_three_digits(times['sync_sgd'])} s" if "sync_sgd" in times else "",
     ]
 
 
@@ -172,17 +176,13 @@ def _row(row: dict) -> str:
     steps = "" if row["steps"] is None else f"{row['steps']:,.0f}"
     if not alone and row["seeds"] and row["steps"] is None:
         steps = "not reached"
-    time = "" if row["to_target"] is None else _seconds(row["to_target"])
+    time = "" if row["to_target"] is None else _three_digits(row["to_target"])
     n = f"{len(row['seconds'])}" + (f", {row['seeds']}" if row["seeds"] else "")
     n += " (disturbed)" if row["disturbed"] > BUSY else ""
     return (
         f"{start} {_milliseconds(row)} | {share} | {row['rate']:,.0f} | {steps} "
         f"| {time} | {n} |"
     )
-
-
-def _seconds(time: float) -> str:
-    return f"{time:,.0f}" if time >= 1000 else f"{time:.3g}"
 
 
 def figure(store: dict, file: Path) -> None:

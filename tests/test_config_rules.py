@@ -134,14 +134,27 @@ def test_C5_block_momentum_is_said():
         assert f"block momentum eta {eta} (1 - 1/W)" in lines
 
 
-def test_C5_block_momentum_from_a_call_is_said_as_a_number():
+@pytest.mark.parametrize("batch", ["worker_batch=32", "global_batch=128"])
+def test_C5_block_momentum_from_a_time_constant(batch):
+    other = "global_batch=null" if batch.startswith("worker") else "worker_batch=null"
+    made = build(
+        "strategy=block_momentum_time_constant",
+        *("workers=4", "local_steps=10", batch, other),
+    )
     name = "block_momentum_from_time_constant"
-    sizes = "workers:4,local_steps:10,worker_batch:32"
-    eta = f"{{_target_:parsgd.strategies.{name},time_constant:4000,{sizes}}}"
-    made = build("strategy=block_momentum", "workers=4", f"strategy.eta={eta}")
     assert f"block momentum eta 0.726149 ({name})" in made.lines
     assert made.facts["block_momentum_eta"] == pytest.approx(math.exp(-0.32))
     assert "block_momentum_eta" not in build("strategy=local_sgd").facts
+
+
+def test_C5_a_time_constant_needs_one_batch_size():
+    sizes = {"workers": 4, "local_steps": 10}
+    with pytest.raises(UserError, match="and got none"):
+        parsgd.block_momentum_from_time_constant(4000.0, **sizes)
+    with pytest.raises(UserError, match="got worker_batch and global_batch"):
+        parsgd.block_momentum_from_time_constant(
+            4000.0, **sizes, worker_batch=32, global_batch=128
+        )
 
 
 def test_an_argument_of_another_function_is_not_block_momentum(tmp_path, monkeypatch):

@@ -62,6 +62,8 @@ def test_a_changed_file_is_read_again(tmp_path):
             "'label'; it has x, y",
         ),
         ({"x": np.ones((4, 2)), "y": np.arange(3)}, {}, "4 inputs but 3 labels"),
+        ({"x": np.ones((1, 2)), "y": [0]}, {}, "1 example cannot be split"),
+        ({"x": np.ones((2, 2)), "y": [0, 1]}, {}, "for example 0.5"),
         ({"x": np.array([["a"]] * 4), "y": np.arange(4)}, {}, "must be real numbers"),
         ({"x": np.ones(4), "y": np.arange(4)}, {}, "one row per example"),
         ({"x": np.full((9, 2), np.nan), "y": np.arange(9)}, {}, "NaN"),
@@ -120,7 +122,7 @@ def test_npz_that_is_none(tmp_path):
     with pytest.raises(UserError, match=r"npz: there is no file"):
         load_npz(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(UserError, match="no NumPy archive"):
+    with pytest.raises(UserError, match="no NumPy archive, or only a part of one: "):
         load_npz(tmp_path / "text.npz")
     np.save(tmp_path / "one.npy", np.ones(3))
     with pytest.raises(UserError, match="one array without keys"):

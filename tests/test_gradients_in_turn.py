@@ -98,12 +98,13 @@ def test_micro_batches_of_one_batch_agree():
         )
 
 
-def worker(model, batch, monkeypatch=None, loss=None):
-    data = parsgd.data.load_fashion_mnist()
+def worker(model, batch, loss=None, strategy=None):
+    x, y = np.zeros((128, 28, 28, 1), np.uint8), np.zeros(128, np.int32)
+    data = Dataset("images", Split(x, y), Split(x, y), 10, as_floats)
     task = parsgd.classification(data, model)
     task = task._replace(loss=loss(task.loss)) if loss else task
-    phases = parsgd.core.phases(parsgd.one_bit_sgd(optax.sgd(0.1)))
-    order = Order(examples=60_000, workers=4, worker_batch=batch)
+    phases = parsgd.core.phases(strategy or parsgd.one_bit_sgd(optax.sgd(0.1)))
+    order = Order(examples=128, workers=4, worker_batch=batch)
     return Worker(task, phases, order=order)
 
 
@@ -121,28 +122,47 @@ def test_they_are_for_large_convolutions(model, batch, expected):
     assert worker(model, batch).gradients_in_turn == expected
 
 
-def test_they_are_not_for_a_loss_that_communicates():
-    def averaged(loss):
-        def own(params, model, batch, key):
-            value, model = loss(params, model, batch, key)
-            return comm.mean(value), model
-
-        return own
-
-    assert not worker(parsgd.models.CNN(), 32, loss=averaged).gradients_in_turn
+def test_lanes_that_share_one_gradient_do_not_say_so():
+    method = parsgd.sync_sgd(optax.sgd(0.1))
+    made = worker(parsgd.models.CNN(), 32, strategy=method)
+    assert made.large_steps and not made.gradients_in_turn
 
 
 @pytest.mark.parametrize(
-    ("dropout", "micro_batches", "rows"),
-    [(0.5, 1, 4), (0.5, 2, 2), (0.0, 1, 16), (0.0, 2, 8), (0.0, 4, 4)],
+    "exchange",
+    [comm.mean, lambda value: comm.permute(value, [(0, 1), (1, 0), (2, 3), (3, 2)])],
+    ids=["mean", "permute"],
+)
+def test_they_are_not_for_a_loss_that_communicates(exchange):
+    def averaged(loss):
+        def own(params, model, batch, key):
+            value, model = loss(params, model, batch, key)
+            return exchange(value), model
+
+        return own
+
+    made = worker(parsgd.models.CNN(), 32, loss=averaged)
+    assert not made.large_steps and not made.gradients_in_turn
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout", "micro_batches", "rows"),
+    [
+        ("sync_sgd", 0.5, 1, 4),
+        ("sync_sgd", 0.5, 2, 2),
+        ("sync_sgd", 0.0, 1, 16),
+        ("sync_sgd", 0.0, 2, 8),
+        ("sync_sgd", 0.0, 4, 4),
+        ("one_bit_sgd", 0.0, 1, 4),
+    ],
 )
 def test_as_many_examples_at_once_as_was_asked_for(
-    dropout, micro_batches, rows, monkeypatch
+    name, dropout, micro_batches, rows, monkeypatch
 ):
     monkeypatch.setattr(RULE, always)
     model = parsgd.models.MLP(features=(16,), dropout=dropout)
     task = parsgd.classification(images(), model)
-    method = parsgd.sync_sgd(optax.sgd(0.1))
+    method = getattr(parsgd, name)(optax.sgd(0.1))
     run, _ = engine(method, 4, "vmap", task=task, micro_batches=micro_batches)
     state, *data = run.worker.spec, *run.worker._data_spec(1)[:2]
     index = jax.ShapeDtypeStruct((1, 4, 4), np.int32)  # of four workers

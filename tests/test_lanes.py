@@ -1,4 +1,4 @@
-"""Lanes that take turns: as under vmap, and what passes through is not copied."""
+"""Lanes: what they share, and taking turns, as under vmap and without copies."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from parsgd import comm
 from parsgd.comm import LANES
-from parsgd.lanes import in_turn
+from parsgd.lanes import in_turn, shared_outputs
 
 
 def lanes(fn, own):
@@ -102,3 +103,16 @@ def test_results_are_written_over_arguments_that_nothing_reads_any_more():
     assert [out.aval.shape for out in made] == [(3,)]  # the sums alone
     together = lanes(fn, (0, 0, None))(*args)
     jax.tree.map(np.testing.assert_array_equal, together, turns(*args))
+
+
+def test_shared_outputs_sees_through_scan():
+    def fn(p, x):
+        def step(carry, x):
+            p, e = carry
+            return (p - comm.mean(p * x), e + p * x), None
+
+        (p, e), _ = jax.lax.scan(step, (p, p * 0), x)
+        return p, e
+
+    args = (jax.ShapeDtypeStruct((3,), "f4"), jax.ShapeDtypeStruct((4, 2, 3), "f4"))
+    assert shared_outputs(fn, 4, args, (True, False)) == (True, False)

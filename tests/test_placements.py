@@ -15,7 +15,6 @@ import parsgd
 from parsgd import comm
 from parsgd.core import phases
 from parsgd.data.order import Order
-from parsgd.lanes import shared_outputs
 from parsgd.placement import spmd
 from parsgd.placement.devices import place
 from parsgd.training.engine import Engine
@@ -283,68 +282,6 @@ def test_I6_I7_state_is_donated_without_aliases(name, kind):
         old = state
         state, *_ = run.run(state, 0, index, weight, 1)
         assert old.params["w1"].is_deleted()
-
-
-def test_shared_outputs_sees_through_scan():
-    def fn(p, x):
-        def step(carry, x):
-            p, e = carry
-            return (p - comm.mean(p * x), e + p * x), None
-
-        (p, e), _ = jax.lax.scan(step, (p, p * 0), x)
-        return p, e
-
-    args = (jax.ShapeDtypeStruct((3,), "f4"), jax.ShapeDtypeStruct((4, 2, 3), "f4"))
-    assert shared_outputs(fn, 4, args, (True, False)) == (True, False)
-
-
-class TestPlace:
-    """Choosing devices, and what is said when it cannot be done."""
-
-    def test_auto_says_why(self):
-        assert place(8, identical=True).kind == "vmap"
-        assert "one copy" in place(8, identical=True).describe()
-        large = place(8, identical=True, large_steps=True)
-        assert large.describe() == place(8).describe().replace(
-            "workers differ between rounds", "large steps"
-        )
-        spread = place(8)
-        assert spread.workers == 8 and "core" in spread.reason
-        uneven = place(7)
-        one = "spread over 1 core, as 7 do not divide over"
-        assert uneven.lanes == 7 and one in uneven.reason
-
-    def test_devices_by_index(self):
-        chosen = place(4, kind="shard_map", devices=[1, 3])
-        assert [d.id for d in chosen.devices] == [1, 3] and chosen.lanes == 2
-        assert place(4, kind="vmap", devices=[2]).devices[0].id == 2
-
-    @pytest.mark.parametrize("kind", ["vmap", "shard_map"])
-    def test_training_stays_on_the_chosen_devices(self, kind):
-        devices = [2] if kind == "vmap" else [1, 3]
-        run, _ = engine("local_sgd", 4, kind, devices)
-        state = run.init(jax.random.key(0))
-        assert sorted(d.id for d in state.params["w1"].devices()) == devices
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"kind": "tpu"}, "choose one of auto, vmap"),
-            ({"devices": 0}, "how many devices"),
-            ({"devices": [1, 1]}, "each device once"),
-            ({"devices": 9}, r"needs 9 devices, but JAX has 4.*num_cpu_devices'"),
-            ({"devices": [9]}, "needs 10 devices"),
-            ({"devices": 3}, r"workers=6 or 9|workers=6"),
-            ({"kind": "vmap", "devices": 2}, "uses one device"),
-        ],
-    )
-    def test_I1_refusals_say_what_to_do(self, options, message):
-        with pytest.raises(parsgd.UserError, match=message):
-            place(8, **options)
-
-    def test_no_workers(self):
-        with pytest.raises(parsgd.UserError, match="workers=0"):
-            place(0)
 
 
 def test_calls_of_the_host_do_not_hide_what_differs_between_processes():

@@ -99,3 +99,15 @@ def test_a_primary_config_of_ones_own_is_named_again(command, tmp_path):  # noqa
     assert "learning_rate" not in out.partition("goes on")[0].replace("rate 0.03", "")
     rewrite(tmp_path / "run", lambda m: m["overrides"].append("--config-name=../../x"))
     assert "--config-name=../../x" not in resumed(["resume=run"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resume=run/checkpoints"], "give the run's own, resume=/"),
+        (["resume=run", "hydra.run.dir=other"], "leave resume= out for a new run"),
+    ],
+)
+def test_what_cannot_go_on_is_told_how(run, command, words, said):  # noqa: F811
+    code, out, err = command("train", *words)
+    assert code == 2 and said in out + err

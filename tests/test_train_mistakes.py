@@ -69,6 +69,12 @@ def test_wrong_arguments_are_named(arguments, message):
         parsgd.fit(**(usual | arguments), worker_batch=4, rounds=4)
 
 
+def test_more_steps_than_can_be_counted_are_refused():
+    sizes = {"workers": 1, "worker_batch": 4}
+    with pytest.raises(UserError, match=r"steps of each worker, and 2,147,483,647 can"):
+        parsgd.fit(tiny(), parsgd.single(optax.sgd(0.1)), **sizes, epochs=1e18)
+
+
 def test_fractional_steps_are_refused():
     with pytest.raises(ValueError, match=r"start_step=1\.5"):
         parsgd.one_bit_sgd(optax.sgd(0.1), start_step=1.5)

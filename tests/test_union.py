@@ -44,11 +44,13 @@ def test_methods_that_use_each_workers_gradient_have_no_union():
     assert union(parsgd.models.CNN(), workers=1) == ""
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("tail", ["drop", "weight"])
-def test_parts_give_what_the_whole_gives(monkeypatch, tail):
+def test_parts_give_what_the_whole_gives(monkeypatch, tail, micro_batches):
     def run(how):
         monkeypatch.setattr("parsgd.training.worker.union_of", lambda *a, **k: how)
         sizes = {"workers": 3, "worker_batch": 8, "epochs": 2, "tail": tail}
+        sizes["micro_batches"] = micro_batches
         method = parsgd.sync_sgd(optax.sgd(0.1, 0.9))
         return parsgd.fit(tiny(), method, **sizes, placement="vmap", evaluations=4)
 

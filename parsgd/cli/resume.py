@@ -42,6 +42,11 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     folder = Path(_unquoted(found[0].removeprefix("resume=")))
     if not folder.is_dir():
         raise UserError(f"{found[0]}: there is no such folder; give that of a run")
+    if folder.resolve().name == CHECKPOINTS and has_checkpoints(folder / ".."):
+        raise UserError(
+            f"{found[0]}: that is within the folder of a run; give the run's own, "
+            f"{typed('resume', folder.resolve().parent)}"
+        )
     if not has_checkpoints(folder):
         raise UserError(
             f"{found[0]}: it holds no checkpoint, so there is nothing to go on from. "
@@ -52,7 +57,7 @@ def resumed(arguments: Sequence[str]) -> list[str]:
     if "hydra.run.dir" in keys:
         raise UserError(
             f"{found[0]} and hydra.run.dir: a run goes on in its own folder; copy the "
-            "folder to have both"
+            "folder to have both, or leave resume= out for a new run elsewhere"
         )
     mine = any(a.startswith(("--config-name", "-cn")) for a in others)
     kept = [

@@ -89,7 +89,8 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
             array.
 
     Returns:
-        A compressor of ``n + 4`` bytes, or ``n`` unscaled; contracts.
+        A compressor of ``n + 4`` bytes, or ``n`` unscaled; contracts, unscaled only
+        what lies within the format's range.
 
     Raises:
         UserError: Unknown ``format``.

@@ -81,9 +81,11 @@ def _arrays(file: Path, stream: BinaryIO, keys: tuple[str, ...]) -> list[np.ndar
     try:
         archive = np.load(stream, allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
+        # NumPy takes what it does not know for a pickle, and advises to allow that.
+        why = "" if "pickle" in str(error) else f" ({first_line(error)})"
         raise UserError(
-            f"npz: {file} is no NumPy archive, or only a part of one "
-            f"({first_line(error)}): write it by np.savez."
+            f"npz: {file} is no NumPy archive, or only a part of one{why}: write it by "
+            "np.savez."
         ) from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UserError(f"npz: {file} is one array without keys: write it by np.savez.")

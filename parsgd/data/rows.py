@@ -125,12 +125,18 @@ def split_rows(
             "example needs exactly one of each."
         )
     check_whole("split_seed", seed, 0)
+    if len(x) < 2:
+        raise UserError(
+            f"{name}: {counted(len(x), 'example')} cannot be split into training and "
+            "test examples: add some."
+        )
     within = 0 < test_fraction < 1
     if not within or not 0 < round(len(x) * test_fraction) < len(x):
+        enough = 0.2 if round(len(x) * 0.2) else 0.5
         raise UserError(
             f"{name}: test_fraction={test_fraction} of {counted(len(x), 'example')} "
             "leaves one of the two splits empty: choose a value between 0 and 1, for "
-            "example 0.2."
+            f"example {enough}."
         )
     held_out = round(len(x) * test_fraction)
     order = np.random.default_rng(seed).permutation(len(x))

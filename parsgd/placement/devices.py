@@ -189,7 +189,7 @@ def place(
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
         large_steps: Whether a gradient takes long beside what it sends, as that of a
-            convolution; ``auto`` then spreads identical workers too.
+            convolution; ``auto`` then spreads identical workers of one process too.
 
     Returns:
         A `Placement`, whose ``reason`` tells why.
@@ -202,7 +202,6 @@ def place(
         raise UserError(f"placement={kind}: choose one of {', '.join(KINDS)}")
     check_whole("workers", workers)
     found = _available(devices)
-    identical = identical and not large_steps
     if jax.process_count() > 1:
         return _over_processes(workers, kind, devices, found, identical)
     if kind in ("vmap", "debug"):
@@ -227,7 +226,7 @@ def place(
         count = _largest_divisor(workers, len(found))
         reason = f"as asked{_too_few(found, workers)}"
     elif found[0].platform == "cpu":
-        if identical:
+        if identical and not large_steps:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
             usable = min(len(found), len(cores.usable()))
@@ -236,7 +235,7 @@ def place(
             if count < usable < workers:
                 on += f", as {workers} do not divide over {usable}"
             on += _too_few(found, workers)
-            why = "large steps" if large_steps else "workers differ between rounds"
+            why = "large steps" if identical else "workers differ between rounds"
             reason = f"{why}: spread over {on}"
     else:
         count = _largest_divisor(workers, len(found))

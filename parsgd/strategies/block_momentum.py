@@ -33,7 +33,12 @@ class FilterState(NamedTuple):
 
 
 def block_momentum_from_time_constant(
-    time_constant: float, *, workers: int, local_steps: int, worker_batch: int
+    time_constant: float,
+    *,
+    workers: int,
+    local_steps: int,
+    worker_batch: int | None = None,
+    global_batch: int | None = None,
 ) -> float:
     """Block momentum from a time constant in samples, as CNTK states it.
 
@@ -44,13 +49,14 @@ def block_momentum_from_time_constant(
         time_constant: Samples of all workers together, > 0.
         workers: W > 0.
         local_steps: H > 0.
-        worker_batch: b > 0.
+        worker_batch: b > 0. Exactly one of the two batch sizes is given.
+        global_batch: W b > 0.
 
     Returns:
         eta, in (0, 1).
 
     Raises:
-        UserError: An argument is not a number above 0.
+        UserError: An argument is not a number above 0, or not one batch size is given.
 
     Example:
         >>> from parsgd.strategies import block_momentum_from_time_constant
@@ -62,19 +68,26 @@ def block_momentum_from_time_constant(
     References:
         ``TimeConstant2Momentum`` in CNTK's ``Source/1BitSGD/BlockMomentumSGD.h``.
     """
-    given = {
+    given: dict[str, float | None] = {
         "time_constant": time_constant,
         "workers": workers,
         "local_steps": local_steps,
-        "worker_batch": worker_batch,
     }
-    for name, value in given.items():
+    batches = {"worker_batch": worker_batch, "global_batch": global_batch}
+    batches = {name: size for name, size in batches.items() if size is not None}
+    if len(batches) != 1:
+        raise UserError(
+            "block momentum from a time constant needs one batch size, worker_batch or "
+            f"global_batch, and got {' and '.join(batches) or 'none'}"
+        )
+    for name, value in (given | batches).items():
         if not (isinstance(value, int | float) and value > 0):
             raise UserError(
                 f"{name}={value}: block momentum from a time constant needs a number, "
                 "more than 0"
             )
-    return math.exp(-workers * local_steps * worker_batch / time_constant)
+    samples = global_batch or workers * (worker_batch or 0)
+    return math.exp(-local_steps * samples / time_constant)
 
 
 def block_filter(

@@ -28,6 +28,7 @@ from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
+SPREAD_BYTES = 64 << 20  # of a state, which each device then has a copy of
 REHEARSAL_STEPS = 64  # of a round; a longer one may be a large share of the run
 REHEARSAL_BYTES = 1 << 28  # a larger state is not copied just for timing
 
@@ -76,12 +77,14 @@ class Engine:
         with cluster.busy():
             self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
+        state = jax.tree.leaves(self.worker.spec)
+        state_bytes = sum(x.size * x.dtype.itemsize for x in state)
         self.placement: Placement = place(
             order.workers,
             kind=kind,
             devices=devices,
             identical=self.worker.identical,
-            large_steps=self.worker.large_steps,
+            large_steps=self.worker.large_steps and state_bytes <= SPREAD_BYTES,
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)

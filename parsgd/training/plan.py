@@ -16,6 +16,8 @@ from parsgd.data.shards import Shards, describe_shards
 from parsgd.errors import UserError
 from parsgd.words import counted
 
+MOST_STEPS = 2**31 - 1  # int32, as in a worker's state
+
 
 class Origin(NamedTuple):
     """Where a run began, or went on with other batches or workers.
@@ -205,6 +207,11 @@ def make_plan(
             f"{order.worker_batch}: every part must be equally large"
         )
     steps = _budget(order, local_steps, epochs, samples, rounds)
+    if steps > MOST_STEPS:
+        raise UserError(
+            f"the budget is {steps:,} steps of each worker, and {MOST_STEPS:,} can be "
+            "counted: give a smaller one"
+        )
     return Plan(order, local_steps, steps)
 
 

@@ -39,7 +39,7 @@ class Turns:
         if placement.lanes == 1 or worker.identical or placement.kind == "debug":
             return
         better = functools.partial(
-            better_in_turn, placement, step_flops=worker.step_flops
+            better_in_turn, placement, step_flops=lambda: worker.step_flops
         )
         self._taken = [
             worker.isolated(phase) and better(lane_bytes=worker.own_bytes(phase))

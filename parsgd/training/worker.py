@@ -36,8 +36,8 @@ class Worker:
         within: The same within a round of each phase, before it synchronises.
         identical: Whether parameters are equal in every step, as in all-reduced SGD.
         skips: Whether steps whose gradients are not finite are skipped.
-        large_steps: Whether a gradient takes long beside what it sends, on CPU.
-        gradients_in_turn: Whether lanes take their gradients one after the other.
+        large_steps: Whether a gradient takes long beside what it sends, on CPU, and
+            depends on nothing from other workers.
         observed: Whether the program calls the host, for example to print; then each
             round is run only once.
 
@@ -71,13 +71,14 @@ class Worker:
         with stage("loss"):
             self._check_loss()
         self._union: BatchUnion = ""
-        self.large_steps = self.gradients_in_turn = False
+        self.large_steps = False
         if self.workers > 1:
             batch = self._batch_spec()
-            if any(phase.strategy.mean_gradient for phase in self.phases):
-                self._union = union_of(task, self.spec, batch, flops=self.step_flops)
-            self.large_steps = large_steps(self.spec, batch, flops=self.step_flops)
-            self.gradients_in_turn = self.large_steps and self._loss_isolated()
+            args = (self.spec, batch, lambda: self.step_flops)
+            with stage("round"):
+                if any(phase.strategy.mean_gradient for phase in self.phases):
+                    self._union = union_of(task, *args)
+                self.large_steps = self._loss_isolated() and large_steps(*args)
         with stage("round"):
             self.shared = self._shared()
         self.within = [self._before_sync(phase.strategy) for phase in self.phases]
@@ -113,7 +114,7 @@ class Worker:
             look=look,
             union=self._union,
             lanes=lanes,
-            gradients_in_turn=self.gradients_in_turn,
+            gradients_in_turn=self.large_steps,
         )
 
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
@@ -149,12 +150,15 @@ class Worker:
         own = [x for x, s in zip(leaves, same, strict=True) if not s]
         return sum(x.size * x.dtype.itemsize for x in own)
 
-    def step_flops(self) -> float:
-        """Floating-point operations of one worker's gradient, as XLA counts them."""
-        return self._step_flops
+    @property
+    def gradients_in_turn(self) -> bool:
+        """Whether lanes take their gradients one after the other in some phase."""
+        means = [phase.strategy.mean_gradient for phase in self.phases]
+        return self.large_steps and not (self._union and all(means))
 
     @functools.cached_property
-    def _step_flops(self) -> float:
+    def step_flops(self) -> float:
+        """Floating-point operations of one worker's gradient, as XLA counts them."""
         params, model, key = self.init_spec
         gradient = jax.jit(jax.grad(self.task.loss, has_aux=True))
         lowered = gradient.lower(params, model, self._batch_spec(), key)
