@@ -14,6 +14,7 @@ from parsgd.core import Algorithm, phases as phases_of
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
 from parsgd.errors import UserError
+from parsgd.placement import backend
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
 from parsgd.training.checks import check_metrics, check_run, refuse_done, refuse_reached
@@ -178,6 +179,7 @@ def fit(
     check_observer(observer)
     # An engine does it too, but a keeper of checkpoints starts the backend before it.
     prepare(devices)
+    backend.start()
     run = None
     try:
         with keeping(checkpoints) as keeper:

@@ -65,3 +65,19 @@ def test_I1_devices_that_XLA_FLAGS_asks_for():
         env=os.environ | flags,
     ).stdout  # fmt: skip
     assert out == "9\n"
+
+
+def test_I2_a_platform_that_is_not_there_is_named():
+    code = (
+        "import parsgd, optax;"
+        "task = parsgd.digits(parsgd.models.MLP(features=[4]));"
+        "sizes = dict(worker_batch=4, rounds=2);"
+        "\ntry: parsgd.fit(task, parsgd.single(optax.sgd(.1)), **sizes)"
+        "\nexcept parsgd.UserError as e: print(e)"
+    )
+    for platform in ("cuda", "abacus"):
+        out = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+            env=os.environ | {"JAX_PLATFORMS": platform},
+        ).stdout  # fmt: skip
+        assert out.startswith(f"JAX cannot start with JAX_PLATFORMS={platform}")

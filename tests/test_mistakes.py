@@ -50,6 +50,8 @@ def test_wrong_calls_name_the_key_and_what_is_taken(overrides, expected):
         (["wokers=3"], "wokers: there is no key 'wokers'. Did you mean workers?"),
         (["optimizer.momentun=0.9"], "Did you mean momentum?"),
         (["workers=two"], "workers=two"),
+        (["samples=1e4"], "samples=1e4: write whole numbers out: 10000"),
+        (["samples=1.5"], "samples=1.5: give a whole number"),
         (["workers=1,2"], "`parsgd train -m` sweeps over them"),
         (["wokers=1,2"], "wokers: there is no key 'wokers'. Did you mean workers?"),
         (["stratgy=sync_sgd,local_sgd"], "Did you mean strategy?"),

@@ -45,6 +45,19 @@ def test_J11_the_count_is_the_product_and_comes_first(command, tmp_path):
     assert not (tmp_path / "multirun").exists()
 
 
+def test_choices_by_a_pattern_are_jobs(command):
+    code, out, _ = command("train", "--dry-run", "-m", "strategy=glob(local*)")
+    assert code == 0 and "#0 strategy=local_sgd" in out and "1 job" in out
+    code, _, err = command("train", "--dry-run", "-m", "task.model.features=glob(*)")
+    assert code == 2 and "the sweep has no jobs" in err
+
+
+@pytest.mark.parametrize("words", [["hydra.run.dir="], ["-m", "hydra.sweep.dir="]])
+def test_an_empty_name_is_not_the_current_folder(command, tmp_path, words):
+    code, _, err = command("train", *words, "rounds=2", "epochs=null")
+    assert code == 2 and "is empty: name a folder" in err and not [*tmp_path.iterdir()]
+
+
 def test_J11_a_dry_run_finds_what_a_job_would_stumble_over(command):
     for multi in ([], ["-m"]):
         wrong = ("epochs=1", "samples=100", "--dry-run")

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
@@ -30,6 +31,7 @@ from parsgd.cli.sweep_folder import (
     clear_refused,
     held,
     make_folder,
+    named,
     refuse_other_sweep,
     refuse_run,
     tell_refused,
@@ -74,7 +76,7 @@ class Sweep(Callback):
                     "sweep, and this is one run: add -m, or leave it out"
                 )
             launchers.make_devices([config.placement.devices])
-            folder = Path(config.hydra.run.dir)
+            folder = named(config.hydra.run.dir, "hydra.run.dir")
             if (folder / SWEPT).is_file():
                 raise UserError(
                     f"{folder} is the folder of a sweep, and a run in it would count "
@@ -95,10 +97,15 @@ class Sweep(Callback):
             jobs = sweep_jobs(config)
             if jobs is None:
                 search.check(config.hydra.sweeper)
+            if jobs == []:
+                raise UserError(
+                    "the sweep has no jobs: glob(...) matches choices of a group, "
+                    "and matches none here; `parsgd list` shows them"
+                )
             if jobs is None and self._dry_run:
                 print("hydra/sweeper chooses each job by those before: none to list")
                 raise SystemExit(0)
-            folder = Path(config.hydra.sweep.dir)
+            folder = named(config.hydra.sweep.dir, "hydra.sweep.dir")
             refuse_run(folder)
             if jobs is None:
                 others = launchers.by_environment(config.hydra)
@@ -196,7 +203,9 @@ def sweep_jobs(config: DictConfig) -> list[list[str]] | None:
         return None
     params = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
     texts = [*params, *OmegaConf.to_container(config.hydra.overrides.task)]  # type: ignore[misc]
-    overrides = OverridesParser.create().parse_overrides(texts)
+    # It knows the choices of a group, for glob(*).
+    loader = GlobalHydra.instance().config_loader()
+    overrides = OverridesParser.create(loader).parse_overrides(texts)
     # Hydra has no public way to know its jobs before it runs them.
     batches = BasicSweeper.split_arguments(overrides, None)
     return [job for batch in batches for job in batch]

@@ -17,6 +17,13 @@ SWEPT = "multirun.yaml"  # Hydra writes it into the folder of a sweep
 REFUSED = ".refused"  # jobs of this sweep whose folders keep another run, and why
 
 
+def named(folder: str | None, key: str) -> Path:
+    """A folder that was named; an empty name, as of an unset variable, is refused."""
+    if not folder:
+        raise UserError(f"{key}= is empty: name a folder, or leave it out")
+    return Path(folder)
+
+
 def make_folder(folder: Path, key: str) -> None:
     """Find out before the work whether its results can be kept."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import ChoiceSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -162,6 +162,8 @@ def _several(argument: str, arguments: Sequence[str]) -> str:
     firsts = []
     for override in overrides(given):
         line = str(override.input_line)
+        if override.is_sweep_override() and isinstance(override.value(), Glob):
+            continue  # only what is there matches
         if override.is_sweep_override():
             line = f"{line.partition('=')[0]}={next(override.sweep_string_iterator())}"
         firsts.append(line)
@@ -181,6 +183,9 @@ def _several(argument: str, arguments: Sequence[str]) -> str:
 
 def _about_value(text: str) -> str:
     """What OmegaConf says of a value of the wrong kind, as what to give instead."""
+    match = re.match(r"Value '(\d[\d.]*e\d+|\d+\.0+)' .* converted to Int", text)
+    if match and (number := float(match[1])).is_integer() and number < 1e18:
+        return f"write whole numbers out: {int(number)}"
     for pattern, wanted in _VALUES.items():
         if re.search(pattern, text):
             return wanted
