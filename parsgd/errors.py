@@ -34,6 +34,13 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def by_interrupt(error: BaseException | None) -> bool:
+    """Whether it came of Ctrl-C, as when a module was being imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextmanager
 def stage(name: str) -> Iterator[None]:
     """Have errors say in which stage of a run they were raised.

@@ -116,7 +116,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if "debug=true" in rest:
             raise
-        if _by_interrupt(error):
+        from parsgd.errors import by_interrupt
+
+        if by_interrupt(error):
             return _interrupted(name, rest)
         return _explained(error, rest)
 
@@ -179,13 +181,6 @@ def _missing() -> str:
 
     where = typed("hydra.sweep.dir", folder)
     return f"The same command with {where} does what is missing"
-
-
-def _by_interrupt(error: BaseException | None) -> bool:
-    """Whether it came of Ctrl-C, as when a module was being imported."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ from parsgd.config.objects import Built, as_stored, build, task_of
 from parsgd.config.own_code import code_checksum
 from parsgd.config.targets import ALLOWED
 from parsgd.data.checksum import data_checksum
-from parsgd.errors import FolderError, UserError, reason_of
+from parsgd.errors import FolderError, UserError, by_interrupt, reason_of
 from parsgd.progress import Progress
 from parsgd.recorder import JobFiles, measured
 from parsgd.results.writing import RESULT
@@ -159,6 +159,8 @@ def _run_job(
             saves = saving.checkpoints(cfg, folder, overrides, code)
             outcome, found = _train(built, recorder, saves)
     except Exception as error:
+        if by_interrupt(error):  # it ends the command, not this job alone
+            raise KeyboardInterrupt from error
         if cfg.get("debug"):
             traceback.print_exc()
         mistake = isinstance(error, UserError)
