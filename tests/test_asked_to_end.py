@@ -146,3 +146,15 @@ def test_one_line_says_at_once_that_a_signal_came(
     assert command("train", "-m", *RUN, "seed=0,1")[0] == 143
     assert len(told) == (not elsewhere)
     assert all(line.startswith(b"parsgd: SIGTERM: ends after") for line in told)
+
+
+def test_a_ctrl_c_behind_another_error_ends_the_sweep(command, monkeypatch):
+    def interrupted(*args, **kwargs):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise RuntimeError("while compiling") from error
+
+    monkeypatch.setattr("parsgd.cli.job.build", interrupted)
+    code, out, err = command("train", "-m", "seed=0,1")
+    assert code == 130 and "does what is missing" in err and "#1" not in out

@@ -122,6 +122,13 @@ def test_they_are_for_large_convolutions(model, batch, expected):
     assert worker(model, batch).gradients_in_turn == expected
 
 
+def test_a_large_state_is_not_copied_to_every_device(monkeypatch):
+    made = worker(parsgd.models.CNN(), 32)
+    assert made.gains_by_devices
+    monkeypatch.setattr("parsgd.training.worker.SPREAD_BYTES", 1 << 18)
+    assert made.large_steps and not made.gains_by_devices
+
+
 def test_lanes_that_share_one_gradient_do_not_say_so():
     method = parsgd.sync_sgd(optax.sgd(0.1))
     made = worker(parsgd.models.CNN(), 32, strategy=method)

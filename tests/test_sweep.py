@@ -293,15 +293,3 @@ def test_J12_a_refused_run_leaves_a_sweep_as_it_was(command, no_drawing, tmp_pat
     code, out, err = command(*SWEEP, "workers=1,2")
     assert code == 0, err
     assert out.count("completed before: skipped") == 2
-
-
-def test_a_ctrl_c_behind_another_error_ends_the_sweep(command, monkeypatch):
-    def interrupted(*args, **kwargs):
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise RuntimeError("while compiling") from error
-
-    monkeypatch.setattr("parsgd.cli.job.build", interrupted)
-    code, out, err = command("train", "-m", "seed=0,1")
-    assert code == 130 and "does what is missing" in err and "#1" not in out

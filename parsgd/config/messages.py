@@ -243,15 +243,11 @@ def _not_overridable(
         )
     if not parent:
         return text
-    if target.partition(".")[0] == "parsgd" and not _takes(target, name):
-        return f"{text} Nor does it take one that the config leaves out"
-    return f"{text} An argument that the chosen file leaves out takes a +: +{key}=..."
-
-
-def _takes(target: str, name: str) -> bool:
     from parsgd.config.targets import takes  # which asks this module for words
 
-    return takes({"_target_": target}, name)
+    if target.partition(".")[0] == "parsgd" and not takes({"_target_": target}, name):
+        return f"{text} Nor does it take one that the config leaves out"
+    return f"{text} An argument that the chosen file leaves out takes a +: +{key}=..."
 
 
 def _target(cause: OmegaConfBaseException) -> str:

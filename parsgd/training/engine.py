@@ -28,7 +28,6 @@ from parsgd.training.worker import Worker
 
 STEPS_PER_DISPATCH = 1024
 INDICES_PER_DISPATCH = 1 << 22
-SPREAD_BYTES = 64 << 20  # of a state, which each device then has a copy of
 REHEARSAL_STEPS = 64  # of a round; a longer one may be a large share of the run
 REHEARSAL_BYTES = 1 << 28  # a larger state is not copied just for timing
 
@@ -77,14 +76,12 @@ class Engine:
         with cluster.busy():
             self.worker = Worker(task, phases, order=order, micro_batches=micro_batches)
         self.shared = self.worker.shared
-        state = jax.tree.leaves(self.worker.spec)
-        state_bytes = sum(x.size * x.dtype.itemsize for x in state)
         self.placement: Placement = place(
             order.workers,
             kind=kind,
             devices=devices,
             identical=self.worker.identical,
-            large_steps=self.worker.large_steps and state_bytes <= SPREAD_BYTES,
+            large_steps=self.worker.gains_by_devices,
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)
@@ -97,12 +94,11 @@ class Engine:
 
     def describe(self) -> str:
         """One line on where the workers are and how they run."""
+        how = ""
         if self._turns:
             how = ", lanes one after the other"
         elif self.worker.gradients_in_turn and self.placement.lanes > 1:
             how = ", gradients one after the other"
-        else:
-            how = ""
         return self.placement.describe() + how
 
     def _rounds(self, phase: int, state, x, y, index, weight, count):
@@ -293,15 +289,8 @@ class Engine:
     def _compile(self, fn, shared_in, shared_out, args, name, donate=()):
         start = time.perf_counter()
         with cluster.busy():
-            out = spmd.compiled(
-                fn,
-                self.placement,
-                shared_in,
-                shared_out,
-                args,
-                donate=donate,
-                name=name,
-            )
+            where = (self.placement, shared_in, shared_out, args)
+            out = spmd.compiled(fn, *where, donate=donate, name=name)
         self.compile_seconds += time.perf_counter() - start
         return out
 

@@ -19,6 +19,8 @@ from parsgd.tasks import Batch, Task
 from parsgd.training.checks import check_kept, check_model_state, check_params
 from parsgd.training.union import large_steps, union_of
 
+SPREAD_BYTES = 64 << 20  # of a state, of which each device then has a copy
+
 
 class Worker:
     """What one of W workers does in each phase, traced but not yet placed.
@@ -149,6 +151,13 @@ class Worker:
         same = jax.tree.leaves(self.within[phase])
         own = [x for x, s in zip(leaves, same, strict=True) if not s]
         return sum(x.size * x.dtype.itemsize for x in own)
+
+    @property
+    def gains_by_devices(self) -> bool:
+        """Whether a device per core is faster than lanes, and the state is small."""
+        leaves = jax.tree.leaves(self.spec)
+        size = sum(x.size * x.dtype.itemsize for x in leaves)
+        return self.large_steps and size <= SPREAD_BYTES
 
     @property
     def gradients_in_turn(self) -> bool:
