@@ -41,16 +41,16 @@ CODES: dict[str, Callable[[], Compressor]] = {
     "fp16": compressors.fp16,
     "bf16": compressors.bf16,
     "fp8": compressors.fp8,
-    "top_k, 1 %": lambda: compressors.top_k(ratio=0.01),
-    "top_k, 1 %, sampled": lambda: compressors.top_k(ratio=0.01, select="sampled"),
+    "top_k, 1 %": lambda: compressors.top_k(density=0.01),
+    "top_k, 1 %, sampled": lambda: compressors.top_k(density=0.01, select="sampled"),
     "top_k, 1 %, 8-bit values": lambda: compressors.top_k(
-        ratio=0.01, values=compressors.linear_8bit()
+        density=0.01, values=compressors.linear_8bit()
     ),
     "threshold, of 1 %": lambda: compressors.threshold(
         tau=2.5758,
-        capacity_ratio=0.011,  # of a normal distribution
+        max_density=0.011,  # of a normal distribution
     ),
-    "random_k, 1 %": lambda: compressors.random_k(ratio=0.01),
+    "random_k, 1 %": lambda: compressors.random_k(density=0.01),
 }
 SHAPES = {
     "6.9M": (6732, 1024),
@@ -136,12 +136,12 @@ def measured(name: str, array: str, rounds: int) -> Row:
     )
 
 
-def beside_lax_top_k(array: str, rounds: int, ratio: float = 0.01) -> str:
+def beside_lax_top_k(array: str, rounds: int, density: float = 0.01) -> str:
     """How many times faster than ``lax.top_k`` our exact selection is."""
     x = jax.random.normal(jax.random.key(0), SHAPES[array])
-    k = round(ratio * x.size)
+    k = round(density * x.size)
     theirs = jax.jit(lambda x: jax.lax.top_k(jnp.abs(x.reshape(-1)), k))
-    own = jax.jit(compressors.top_k(ratio=ratio).encode)
+    own = jax.jit(compressors.top_k(density=density).encode)
     for call in (theirs, own):
         timed(lambda call=call: call(x), 1)
     ratios = sorted(
@@ -149,7 +149,7 @@ def beside_lax_top_k(array: str, rounds: int, ratio: float = 0.01) -> str:
     )
     middle = statistics.median(ratios)
     return (
-        f"top_k of {ratio:.0%} on {array}: {middle:.1f} x as fast as lax.top_k "
+        f"top_k of {density:.0%} on {array}: {middle:.1f} x as fast as lax.top_k "
         f"({ratios[0]:.1f} to {ratios[-1]:.1f}), n={rounds}"
     )
 

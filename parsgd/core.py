@@ -140,11 +140,17 @@ def phases(algorithm: Algorithm) -> tuple[Phase, ...]:
         check_whole("a phase's start", phase.start, 0)
         if phase.local_steps is not None:
             check_whole("a phase's local_steps", phase.local_steps)
-    ordered = tuple(sorted(algorithm, key=lambda phase: phase.start))
+    ordered = tuple(sorted(map(_plain, algorithm), key=lambda phase: phase.start))
     starts = [phase.start for phase in ordered]
     if not starts or starts[0] != 0 or len({*starts}) < len(starts):
         raise UserError(f"phases must start at 0 and at different steps, got {starts}")
     return ordered
+
+
+def _plain(phase: Phase) -> Phase:
+    """With numbers of Python, where NumPy's were given."""
+    steps = None if phase.local_steps is None else int(phase.local_steps)
+    return phase._replace(start=int(phase.start), local_steps=steps)
 
 
 class TrainState(NamedTuple):

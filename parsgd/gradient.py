@@ -49,16 +49,16 @@ def gradient(
         return x.reshape(micro_batches, x.shape[0] // micro_batches, *x.shape[1:])
 
     def part(carry, xs):
-        model, value, sums = carry
+        model, sums = carry
         piece, index = xs
-        (v, new), g = grad(params, model, piece, jax.random.fold_in(key, index))
+        (value, new), g = grad(params, model, piece, jax.random.fold_in(key, index))
         model = jax.tree.map(_as_before, model, new)
-        return (model, value + v, _added(sums, g)), None
+        return (model, _added(sums, g)), value
 
-    carry = (model, jnp.float32(0), _zeros(params))
     parts = (jax.tree.map(split, batch), jnp.arange(micro_batches))
-    (model, value, sums), _ = lax.scan(part, carry, parts)
-    return value / micro_batches, model, _mean_of(sums, micro_batches, params)
+    (model, sums), values = lax.scan(part, (model, _zeros(params)), parts)
+    value = jnp.mean(values, dtype=jnp.promote_types(values.dtype, jnp.float32))
+    return value, model, _mean_of(sums, micro_batches, params)
 
 
 def _zeros(params: Params) -> Grads:

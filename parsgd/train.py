@@ -237,9 +237,9 @@ def fit(
                 target_accuracy=target_accuracy,
                 earlier=past,
             )
-            loop.run(
-                resumed.state if resumed else engine.init(key), history, evaluations
-            )
+            start = resumed.state if resumed else engine.init(key)
+            told = resumed.meta.get("skipped") if resumed else None
+            loop.run(start, history, evaluations, told)
 
         if meter.diverged:
             summary["stopped"] = "diverged"

@@ -63,11 +63,11 @@ def hierarchical(shapes: Any, workers: int) -> float:
     return 4.0 * total
 
 
-def sparse(ratio: float) -> Callable[[int], float]:
+def sparse(density: float) -> Callable[[int], float]:
     """Payload of the k largest of n entries."""
 
     def payload(n):
-        k = max(1, round(ratio * n))
+        k = max(1, round(density * n))
         return 4 * k + index_bytes(k, n)
 
     return payload

@@ -129,9 +129,9 @@ def _one_bit(v, column):
     return q
 
 
-def _largest(v, ratio):
+def _largest(v, density):
     """The k entries of largest absolute value, the others zero."""
-    k = max(1, round(ratio * v.size))
+    k = max(1, round(density * v.size))
     keep = np.argsort(-abs(v.ravel()), kind="stable")[:k]
     out = np.zeros(v.size)
     out[keep] = v.ravel()[keep]

@@ -16,7 +16,10 @@ def parsgd(*words, **options):
 
 def finished(process, seconds=240):
     """Its exit code, and what it wrote."""
-    out, err = process.communicate(timeout=seconds)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:  # or it would go on beside all other tests
+        process.kill()
     return process.returncode, out, err
 
 

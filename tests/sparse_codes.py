@@ -11,10 +11,10 @@ from parsgd.compressors import Compressor, random_k, threshold, top_k
 KEY = jax.random.key(3)
 CODES = {
     "top_k": top_k,
-    "top_k sampled": lambda ratio: top_k(ratio=ratio, select="sampled"),
+    "top_k sampled": lambda density: top_k(density=density, select="sampled"),
     "random_k": random_k,
-    "random_k scaled": lambda ratio: random_k(ratio=ratio, scaled=True),
-    "threshold": lambda ratio: threshold(tau=0.5, capacity_ratio=ratio),
+    "random_k scaled": lambda density: random_k(density=density, scaled=True),
+    "threshold": lambda density: threshold(tau=0.5, max_density=density),
 }
 
 
@@ -33,9 +33,9 @@ def normal(shape, dtype=np.float32, seed=0):
 
 
 @functools.cache
-def named(name, ratio):
-    """One code, and so one compiled program, for each name and ratio."""
-    return CODES[name](ratio=ratio)
+def named(name, density):
+    """One code, and so one compiled program, for each name and density."""
+    return CODES[name](density=density)
 
 
 @functools.cache

@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 
-def count(ratio, n):
+def count(density, n):
     """k: the share of n entries, rounded to even, at least one."""
-    return 0 if n == 0 else max(1, round(ratio * n))
+    return 0 if n == 0 else max(1, round(density * n))
 
 
 def largest(v, k):
@@ -22,14 +22,14 @@ def sparse(v, index):
     return out
 
 
-def top_k(x, ratio):
+def top_k(x, density):
     v = np.asarray(x, np.float32).reshape(-1)
-    return sparse(v, largest(v, count(ratio, v.size))).reshape(x.shape)
+    return sparse(v, largest(v, count(density, v.size))).reshape(x.shape)
 
 
-def threshold(x, tau, ratio):
+def threshold(x, tau, density):
     v = np.asarray(x, np.float32).reshape(-1)
-    index = largest(v, count(ratio, v.size))
+    index = largest(v, count(density, v.size))
     index = index[np.abs(v[index]) >= tau]
     return sparse(v, index).reshape(x.shape), len(index)
 
@@ -64,16 +64,16 @@ def index_bytes(k, n):
     return min(up(k * width), up(n), *coded)
 
 
-def with_feedback(gradients, ratio):
+def with_feedback(gradients, density):
     """Sparsified SGD with memory: the averages sent, and the residuals, by step.
 
     Args:
         gradients: ``[T, W, ...]``.
-        ratio: Share of the entries that each worker sends.
+        density: Share of the entries that each worker sends.
     """
     memory = np.zeros_like(gradients[0])
     for g in gradients:
         total = memory + g
-        sent = np.stack([top_k(v, ratio) for v in total])
+        sent = np.stack([top_k(v, density) for v in total])
         memory = total - sent
         yield sent.mean(0), memory.copy()

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import absl.logging
+import numpy as np
 import optax
 import pytest
 from damage import flip_bytes, other_numbers
@@ -159,6 +160,18 @@ def test_H13_goes_on_from_the_best_or_a_given_one(tmp_path, monkeypatch, step):
     assert_same_history(again.history, run.history)
     with pytest.raises(UserError, match=r"step=7: .* holds the steps"):
         fit(folder, step="7")
+
+
+def test_runs_with_sizes_of_numpy_save_and_go_on(tmp_path):
+    rng = np.arange(5)
+    method = parsgd.post_local_sgd(optax.sgd(0.1), switch_step=rng[4])
+    sizes = {"workers": rng[2], "worker_batch": rng[4], "local_steps": rng[2]}
+    sizes |= {"seed": rng[1], "micro_batches": rng[2], "label_skew": np.float32(0.5)}
+    sizes |= {"shards": "fixed", "algorithm": method, "samples": 8 * 12}
+    assert fit(tmp_path, at=3, **sizes) is None
+    watcher = Watcher()
+    assert fit(tmp_path, watcher=watcher, **sizes).status == "completed"
+    assert any("goes on from step" in line for line in watcher.lines)
 
 
 def test_saving_every_so_many_rounds_and_at_the_end(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_checkpoints_need_a_folder_that_all_processes_share(tmp_path):
 
 
 def test_G6_H9_two_processes_killed_at_any_moment_end_as_if_they_had_not(tmp_path):
-    words = ("--processes", "2", "--kills", "2", "--samples", "3000")
+    words = ("--processes", "2", "--kills", "2", "--samples", "800")
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.kill_test", *words, "--only", "one_bit_sgd"],
         cwd=HERE.parent,
@@ -239,7 +239,7 @@ def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, numbe
             while not (metrics.is_file() and metrics.read_text()):
                 assert time.monotonic() < deadline and both[0].poll() is None
                 time.sleep(0.2)
-        time.sleep(3)
+        time.sleep(1)
         for gone, both, _ in pairs:
             both[gone].send_signal(number)
         for gone, both, _ in pairs:

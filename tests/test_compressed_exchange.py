@@ -35,7 +35,7 @@ LEAF = one_bit(levels="leaf")
 
 @pytest.mark.parametrize("workers", [1, 3, 20])  # in the program, and in a loop
 @pytest.mark.parametrize(
-    "code", [top_k(ratio=0.1), threshold(tau=1.0), top_k(ratio=1.0), LEAF]
+    "code", [top_k(density=0.1), threshold(tau=1.0), top_k(density=1.0), LEAF]
 )
 def test_codes_that_add_average_what_they_decode_to(code, workers):
     v = jnp.asarray(gradients((20, 15), workers, 1)[:, 0])
@@ -81,7 +81,7 @@ def test_two_sided_follows_its_oracle(place, levels):
 
 
 @pytest.mark.parametrize("workers", [3, 4, 7])
-@pytest.mark.parametrize("code", [one_bit(), LEAF, linear_8bit(), top_k(ratio=0.1)])
+@pytest.mark.parametrize("code", [one_bit(), LEAF, linear_8bit(), top_k(density=0.1)])
 def test_K4_two_sided_sends_two_payloads_of_a_share(code, workers):
     found = sent(error_feedback(code, two_sided=True), [(50, 9), (9,)], workers)
     stripe = jax.ShapeDtypeStruct((50, -(-9 // workers)), jnp.float32)
@@ -232,7 +232,9 @@ def test_B10_buckets_of_other_leaves_are_refused():
             "levels=leaf",
         ),
         (
-            lambda: error_feedback(top_k(ratio=0.99), bucket=True).init(jnp.ones(100)),
+            lambda: error_feedback(top_k(density=0.99), bucket=True).init(
+                jnp.ones(100)
+            ),
             "larger than the arrays",
         ),
     ],

@@ -130,7 +130,7 @@ def test_C11_every_code_is_the_code_of_an_outer_loop(number, code, workers):
 
 @pytest.mark.parametrize(
     "reducer",
-    [reducers.power_sgd(2), parsgd.error_feedback(compressors.top_k(ratio=0.1))],
+    [reducers.power_sgd(2), parsgd.error_feedback(compressors.top_k(density=0.1))],
     ids=["power_sgd", "top_k"],
 )
 def test_B12_without_matrices_it_is_synchronous_sgd(reducer):

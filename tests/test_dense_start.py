@@ -16,7 +16,7 @@ from parsgd import compressors, reducers
 from parsgd.errors import UserError
 from parsgd.reducers.dense_start import dense, works_dense
 
-CODE = compressors.top_k(ratio=0.1)
+CODE = compressors.top_k(density=0.1)
 MOMENTUM = reducers.local_momentum(0.9, nesterov=True)
 # Reducers without and with the momentum before them.
 COMPRESSED = {

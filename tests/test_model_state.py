@@ -20,7 +20,7 @@ METHODS = {
     "local_sgd": lambda: parsgd.local_sgd(SGD),
     "diloco": lambda: parsgd.diloco(SGD),
     "top_k": lambda: parsgd.compressed_sgd(
-        SGD, reducer=parsgd.error_feedback(top_k(ratio=0.2))
+        SGD, reducer=parsgd.error_feedback(top_k(density=0.2))
     ),
 }
 

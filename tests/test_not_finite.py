@@ -74,6 +74,16 @@ def test_G1_what_was_skipped_before_is_not_told_again(tmp_path, caplog):
     assert again == line
 
 
+def test_G1_what_was_skipped_before_a_save_is_told_after_it(tmp_path, caplog):
+    sizes = SIZES | {"local_steps": 1, "algorithm": safe(), "evaluations": 2}
+    task = spoiled(tiny(), steps=[5], worker=2, **SIZES)
+    fit(tmp_path / "a", task=task, at=7, **sizes)  # evaluated after 4 and 8 rounds
+    assert not [r for r in caplog.records if "worker" in r.getMessage()]
+    fit(tmp_path / "a", task=task, **sizes)
+    (line,) = (r.getMessage() for r in caplog.records if "worker" in r.getMessage())
+    assert line == "worker 2: 1 step skipped, gradient not finite"
+
+
 @pytest.mark.parametrize("bad_rounds", [1, 3])
 def test_G1_G4_a_diverged_run_names_the_first_worker(bad_rounds):
     sizes = SIZES | {"local_steps": 3, "rounds": 4}

@@ -20,7 +20,7 @@ def draws(code, x, count):
 
 def test_random_k_contracts_in_expectation():
     x = jnp.asarray(normal(20) * np.arange(1, 21, dtype=np.float32))
-    sent = draws(random_k(ratio=0.25), x, 4000)
+    sent = draws(random_k(density=0.25), x, 4000)
     assert (np.count_nonzero(sent, axis=1) == 5).all()
     # Every entry is as likely as any other, and every pair.
     chosen = (sent != 0).astype(float)
@@ -36,7 +36,7 @@ def test_random_k_contracts_in_expectation():
 
 def test_scaled_random_k_is_unbiased_with_its_exact_variance():
     x = jnp.asarray(normal(20))
-    sent = draws(random_k(ratio=0.25, scaled=True), x, 4000)
+    sent = draws(random_k(density=0.25, scaled=True), x, 4000)
     v = np.asarray(x, float)
     deviation = np.abs(v) * np.sqrt(3 / 4000)
     assert (np.abs(sent.mean(0) - v) < 5 * deviation).all()
@@ -50,7 +50,7 @@ def test_B13_random_k_chooses_alike_on_all_workers_and_anew_each_step(place):
     workers = place[1] * place[2]
     x = {"w": 1 + np.abs(normal((workers, 8, 25)))}
     for scaled in (False, True):
-        reducer = compressed_all_reduce(random_k(ratio=0.1, scaled=scaled), seed=5)
+        reducer = compressed_all_reduce(random_k(density=0.1, scaled=scaled), seed=5)
 
         def two_steps(g, reducer=reducer):
             first, state = reducer.update(g, reducer.init(g))
@@ -74,7 +74,7 @@ def test_random_k_depends_on_the_seed():
     x = {"w": jnp.asarray(1 + np.abs(normal((8, 25))))}
     both = []
     for seed in (0, 1):
-        reducer = compressed_all_reduce(random_k(ratio=0.1), seed=seed)
+        reducer = compressed_all_reduce(random_k(density=0.1), seed=seed)
         step = jax.jit(lambda x, r=reducer: r.update(x, r.init(x))[0]["w"])
         both.append(np.asarray(step(x)))
     assert ((both[0] != 0) != (both[1] != 0)).any()

@@ -49,8 +49,8 @@ FEEDBACK = {
     "one_bit": error_feedback(LEAF),
     "one_bit two-sided": error_feedback(LEAF, two_sided=True),
     "one_bit bucket": error_feedback(LEAF, bucket=True),
-    "top_k": error_feedback(top_k(ratio=0.2)),
-    "random_k": error_feedback(random_k(ratio=0.2)),
+    "top_k": error_feedback(top_k(density=0.2)),
+    "random_k": error_feedback(random_k(density=0.2)),
     "natural": error_feedback(natural()),
     "8 bit two-sided": error_feedback(linear_8bit(), two_sided=True),
 }
@@ -59,7 +59,7 @@ OTHERS = {
     "all_reduce": all_reduce(),
     "ring": all_reduce(algorithm="ring"),
     "qsgd": compressed_all_reduce(qsgd()),
-    "ef21": ef21(top_k(ratio=0.2)),
+    "ef21": ef21(top_k(density=0.2)),
     "power_sgd": power_sgd(2),
     "demo": demo(k=2),
     "adasum": adasum(),
@@ -73,8 +73,8 @@ CODES = {
     "dynamic_tree_8bit": error_feedback(dynamic_tree_8bit()),
     "fp16": error_feedback(fp16()),
     "fp8": error_feedback(fp8()),
-    "threshold": error_feedback(threshold(tau=0.5, capacity_ratio=0.2)),
-    "top_k values": error_feedback(top_k(ratio=0.2, values=linear_8bit())),
+    "threshold": error_feedback(threshold(tau=0.5, max_density=0.2)),
+    "top_k values": error_feedback(top_k(density=0.2, values=linear_8bit())),
 }
 REDUCERS = FEEDBACK | DGC | OTHERS | CODES
 

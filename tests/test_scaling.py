@@ -5,8 +5,10 @@ import numpy as np
 import optax
 import pytest
 from composed import build
+from omegaconf import OmegaConf
 
 from parsgd import UserError, scaling
+from parsgd.config import schema
 from parsgd.config.targets import ALLOWED
 from parsgd.training.plan import make_plan
 
@@ -107,6 +109,15 @@ def test_schedule_reaches_the_optimizer_step_by_step():
 def test_step_decay_falls_twice_at_a_boundary_that_is_there_twice():
     decay = scaling.step_decay(boundaries=[10, 20, 10], factor=0.5)
     assert [float(decay(step)) for step in (9, 11, 21)] == [1, 0.25, 0.125]
+
+
+def test_shares_of_the_steps_are_not_cut_by_rounding():
+    schema.register(steps=100)
+    try:
+        for share, steps in ((0.29, 29), (0.57, 57), (0.999, 99), (0.001, 1)):
+            assert OmegaConf.create({"at": f"${{steps:{share}}}"}).at == steps
+    finally:
+        schema.register()
 
 
 def test_step_decay_checks_its_arguments():

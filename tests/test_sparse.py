@@ -25,9 +25,9 @@ UNSCALED = ["top_k", "random_k", "threshold"]
 
 def test_B7_the_largest_by_absolute_value():
     x = np.array([[-5.0, 1.0], [2.0, -3.0]], np.float32)
-    _, got = there_and_back(top_k(ratio=0.5), x)
+    _, got = there_and_back(top_k(density=0.5), x)
     np.testing.assert_array_equal(got, [[-5, 0], [0, -3]])
-    reducer = error_feedback(top_k(ratio=0.5))
+    reducer = error_feedback(top_k(density=0.5))
     sent, state = reducer.update({"w": jnp.asarray(x)}, reducer.init({"w": x}))
     np.testing.assert_array_equal(sent["w"], [[-5, 0], [0, -3]])
     np.testing.assert_array_equal(state.error["['w']"], [[0, 1], [2, 0]])
@@ -53,12 +53,12 @@ def test_B8_ratio_one_is_dense_to_the_bit(shape, dtype):
         assert sum(p.nbytes for p in jax.tree.leaves(payload)) == 4 * x.size
 
 
-@pytest.mark.parametrize("ratio", [0, 0.0, -0.1, 1.001, float("nan")])
-def test_B8_ratios_that_are_none_are_refused(ratio):
+@pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.001, float("nan")])
+def test_B8_densities_that_are_none_are_refused(density):
     for name, code in CODES.items():
-        word = "capacity_ratio" if name == "threshold" else "ratio"
-        with pytest.raises(ValueError, match=f"^{word}={ratio}.*at most 1"):
-            code(ratio=ratio)
+        word = "max_density" if name == "threshold" else "density"
+        with pytest.raises(ValueError, match=f"^{word}={density}.*at most 1"):
+            code(density=density)
 
 
 def test_bad_arguments_are_named():
@@ -81,23 +81,23 @@ arrays = st.sampled_from(SHAPES).flatmap(
 
 @settings(max_examples=60, deadline=None)
 @given(arrays, st.sampled_from(RATIOS), st.sampled_from(DTYPES))
-def test_top_k_is_the_oracle(x, ratio, dtype):
+def test_top_k_is_the_oracle(x, density, dtype):
     x = x.astype(dtype)
-    payload, got = there_and_back(named("top_k", ratio), x)
-    assert payload.values.shape == (oracles.count(ratio, x.size),)
+    payload, got = there_and_back(named("top_k", density), x)
+    assert payload.values.shape == (oracles.count(density, x.size),)
     assert payload.values.dtype == np.float32
     assert got.dtype == x.dtype and got.shape == x.shape
-    np.testing.assert_array_equal(got, oracles.top_k(x, ratio).astype(dtype))
+    np.testing.assert_array_equal(got, oracles.top_k(x, density).astype(dtype))
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     arrays, st.sampled_from(RATIOS), st.sampled_from(["top_k", "random_k", "threshold"])
 )
-def test_conservation_contraction_and_bytes(x, ratio, name):
-    code = named(name, ratio)
+def test_conservation_contraction_and_bytes(x, density, name):
+    code = named(name, density)
     payload, sent = there_and_back(code, x)
-    k = oracles.count(ratio, x.size)
+    k = oracles.count(density, x.size)
     want = 4 * k
     if name != "random_k":
         want += oracles.index_bytes(k, x.size)
@@ -122,7 +122,7 @@ def test_zero_stays_zero(name):
 def test_values_through_another_code(levels):
     """The values are one column, so that levels for each are one pair too."""
     x = normal((20, 30))
-    code = top_k(ratio=0.1, values=one_bit(levels=levels))
+    code = top_k(density=0.1, values=one_bit(levels=levels))
     payload, got = there_and_back(code, x)
     want = oracles.top_k(x, 0.1)
     high, low = want[want > 0].mean(), want[want < 0].mean()
@@ -137,23 +137,23 @@ def test_values_through_another_code(levels):
 
 def test_facts_of_another_code_are_kept():
     noisy = halves()._replace(stochastic=True, shared_key=True, contracts=False)
-    code = top_k(ratio=0.1, values=noisy)
+    code = top_k(density=0.1, values=noisy)
     assert code.stochastic and code.shared_key
     assert not code.contracts and not code.sums
 
     seen = []
     spy = halves()._replace(encode=lambda x, key: seen.append(key) or x)
-    top_k(ratio=0.1, values=spy).encode(jnp.ones(100), KEY)
+    top_k(density=0.1, values=spy).encode(jnp.ones(100), KEY)
     assert seen == [KEY]
 
 
 def test_infinity_is_sent_and_spoils_nothing_else():
     x = normal(200)
     x[[3, 50]] = np.inf, np.nan
-    _, got = there_and_back(top_k(ratio=0.05), x)
+    _, got = there_and_back(top_k(density=0.05), x)
     assert got[3] == np.inf and got[50] == 0
     np.testing.assert_array_equal(got, oracles.top_k(x, 0.05))
-    _, got = there_and_back(threshold(tau=0.1, capacity_ratio=0.9), x)
+    _, got = there_and_back(threshold(tau=0.1, max_density=0.9), x)
     assert got[3] == np.inf and got[50] == 0
     others = np.delete(got, 3)
     assert np.isfinite(others).all() and np.count_nonzero(others) > 100
@@ -164,7 +164,7 @@ def test_infinity_is_sent_and_spoils_nothing_else():
 )
 def test_threshold_sends_what_reaches_it_as_far_as_there_is_room(tau, sent):
     x = normal((10, 50))
-    code = threshold(tau=tau, capacity_ratio=0.1)
+    code = threshold(tau=tau, max_density=0.1)
     _, got = there_and_back(code, x)
     want, count = oracles.threshold(x, tau, 0.1)
     np.testing.assert_array_equal(got, want)
@@ -174,7 +174,7 @@ def test_threshold_sends_what_reaches_it_as_far_as_there_is_room(tau, sent):
 
 def test_threshold_includes_tau_itself():
     _, got = there_and_back(
-        threshold(tau=2.0, capacity_ratio=1.0), np.array([2.0, -2.0, 1.999], np.float32)
+        threshold(tau=2.0, max_density=1.0), np.array([2.0, -2.0, 1.999], np.float32)
     )
     np.testing.assert_array_equal(got, [2, -2, 0])
 
@@ -194,7 +194,7 @@ def test_facts_of_the_codes():
 def test_top_k_with_memory_is_the_oracle(place):
     workers, steps = place[1] * place[2], 4
     g = normal((steps, workers, 6, 20))
-    reducer = error_feedback(top_k(ratio=0.1))
+    reducer = error_feedback(top_k(density=0.1))
 
     def run(mine):
         def step(state, g):
@@ -213,7 +213,7 @@ def test_top_k_with_memory_is_the_oracle(place):
 @pytest.mark.parametrize("two_sided", [False, True])
 def test_two_sided_and_one_bucket(two_sided):
     g = {"a": normal((3, 6, 20)), "b": normal((3, 9))}
-    reducer = error_feedback(top_k(ratio=1.0), two_sided=two_sided, bucket=True)
+    reducer = error_feedback(top_k(density=1.0), two_sided=two_sided, bucket=True)
     mean = over(lambda g: reducer.update(g, reducer.init(g))[0], PLACES[0], g)
     for name, x in g.items():
         np.testing.assert_allclose(mean[name][1], x.mean(0), rtol=1e-5, atol=1e-6)
@@ -224,9 +224,9 @@ def test_traffic_is_the_formula():
     bias = 2 * (4 - 1) / 4 * 4 * 30
     index = oracles.index_bytes(60, 3000)
     for code, want in (
-        (top_k(ratio=0.02), 3 * (4 * 60 + index)),
-        (random_k(ratio=0.02), 2 * 3 / 4 * 4 * 60),
-        (threshold(tau=1.0, capacity_ratio=0.02), 3 * (4 * 60 + index)),
+        (top_k(density=0.02), 3 * (4 * 60 + index)),
+        (random_k(density=0.02), 2 * 3 / 4 * 4 * 60),
+        (threshold(tau=1.0, max_density=0.02), 3 * (4 * 60 + index)),
     ):
         reducer = compressed_all_reduce(code)
         step = lambda g, r=reducer: r.update(g, r.init(g))[0]
@@ -235,7 +235,7 @@ def test_traffic_is_the_formula():
 
 def test_B12_biases_alone_are_averaged_and_nothing_is_compressed():
     g = {"b": normal((3, 7)), "s": normal((3,))}
-    reducer = optax.chain(error_feedback(top_k(ratio=0.5)), optax.sgd(0.1))
+    reducer = optax.chain(error_feedback(top_k(density=0.5)), optax.sgd(0.1))
     plain = lambda g: jax.tree.map(lambda x: -0.1 * x, comm.mean(g))
     got = over(lambda g: reducer.update(g, reducer.init(g))[0], PLACES[0], g)
     want = over(plain, PLACES[0], g)

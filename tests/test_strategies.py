@@ -173,7 +173,7 @@ def test_block_gain(options, gain):
 
 @pytest.mark.parametrize(
     "code",
-    [parsgd.one_bit(), scaled_sign(), top_k(ratio=0.2)],
+    [parsgd.one_bit(), scaled_sign(), top_k(density=0.2)],
     ids=lambda code: code.name,
 )
 def test_models_and_residuals_of_the_step_are_dense_sgd_on_a_linear_loss(code):
@@ -204,7 +204,7 @@ def test_models_and_residuals_of_the_step_are_dense_sgd_on_a_linear_loss(code):
 def test_EF21_that_sends_everything_is_sync_sgd():
     heavy_ball = optax.sgd(LR, MU)
     # In one message: arrays that would not become smaller are averaged as they are.
-    reducer = parsgd.ef21(top_k(ratio=1.0), bucket=True)
+    reducer = parsgd.ef21(top_k(density=1.0), bucket=True)
     whole = parsgd.compressed_sgd(heavy_ball, reducer=reducer)
     assert_same(last(whole, 4, 1, 8), last(parsgd.sync_sgd(heavy_ball), 4, 1, 8))
 

@@ -191,11 +191,14 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, words, job, how):
     )
     metrics = tmp_path / job / "metrics.jsonl"
     deadline = time.monotonic() + 60
-    while not (metrics.is_file() and metrics.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    try:
+        while not (metrics.is_file() and metrics.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:  # or it would train on beside all other tests
+        process.kill()
     assert process.returncode == 130
     assert "interrupted" in err and how in err, err
     assert "Traceback" not in err

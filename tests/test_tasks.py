@@ -66,6 +66,28 @@ def test_cross_entropy_of_labels_in_any_whole_type(kind):
     np.testing.assert_allclose(found, np.log(300), rtol=1e-5)
 
 
+def test_classes_that_a_model_rules_out_cost_nothing():
+    logits = jnp.array([[0.0, -jnp.inf, 1.0], [-jnp.inf, 2.0, -jnp.inf]])
+    labels = jnp.array([2, 1])
+    expected = [np.log1p(np.exp(-1)), 0.0]
+    np.testing.assert_allclose(cross_entropy(logits, labels), expected, rtol=1e-6)
+    grad = jax.grad(lambda x: cross_entropy(x, labels).sum())(logits)
+    assert np.isfinite(grad).all() and not np.any(grad[1])
+
+
+def test_A4_what_fills_a_batch_up_may_even_cost_infinitely_much():
+    data = toy()
+    task = tasks.classification(data, LogisticRegression())
+    params = random_like(task.init(KEY)[0])
+    x = np.array(data.train.x[:4])
+    x[2:] *= 1e38  # the logits become infinite
+    padded = Batch(x, data.train.y[:4], np.array([2, 2, 0, 0], np.float32))
+    real = Batch(data.train.x[:2], data.train.y[:2])
+    assert not np.isfinite(task.loss(params, {}, padded._replace(weight=None), KEY)[0])
+    found = task.loss(params, {}, padded, KEY)[0]
+    np.testing.assert_allclose(found, task.loss(params, {}, real, KEY)[0], rtol=1e-5)
+
+
 def test_A4_weights_give_the_mean_over_the_real_examples():
     data = toy()
     task = tasks.classification(data, LogisticRegression())

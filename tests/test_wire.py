@@ -104,7 +104,7 @@ task/model=mlp task.model.features=[2048] worker_batch=8 evaluations=1
     [
         "strategy=sync_sgd",
         "strategy=one_bit_sgd",
-        "strategy=top_k_sgd strategy.reducer.compressor.ratio=0.05",
+        "strategy=top_k_sgd strategy.reducer.compressor.density=0.05",
         "strategy=power_sgd strategy.reducer.rank=16",
         "strategy=local_sgd local_steps=2",
     ],

@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def top_fifth(v: Any) -> Any:
-    """`top_k` with ratio 0.2, by sorting."""
+    """`top_k` with density 0.2, by sorting."""
     return oracles._largest(v, 0.2)
 
 
@@ -174,7 +174,7 @@ ZOO = {
     ),
     "top_k": Row(
         lambda opt: parsgd.compressed_sgd(
-            opt, reducer=parsgd.error_feedback(top_k(ratio=0.2))
+            opt, reducer=parsgd.error_feedback(top_k(density=0.2))
         ),
         1,
         lambda *a, **k: oracles.compressed_sgd(*a, **k, code=top_fifth, feedback="ef"),
@@ -183,7 +183,7 @@ ZOO = {
         plain=False,
     ),
     "top_k ef21": Row(
-        lambda opt: parsgd.compressed_sgd(opt, reducer=parsgd.ef21(top_k(ratio=0.2))),
+        lambda opt: parsgd.compressed_sgd(opt, reducer=parsgd.ef21(top_k(density=0.2))),
         1,
         lambda *a, **k: oracles.compressed_sgd(
             *a, **k, code=top_fifth, feedback="ef21"

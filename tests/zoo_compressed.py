@@ -177,7 +177,7 @@ ROWS: dict[str, tuple] = {
         RANDOM,
     ),
     "random_k": (
-        by_reducer(lambda: feedback(compressors.random_k(ratio=0.2))),
+        by_reducer(lambda: feedback(compressors.random_k(density=0.2))),
         1,
         functools.partial(sgd, leaf=code(random_fifth)),
         fifth_reduced,

@@ -141,7 +141,7 @@ class Store:
                 known.update(parts_of)
         parts = {
             STATE: ocp.args.PyTreeSave(dict(arrays)),
-            META: ocp.args.JsonSave(dict(meta) | {SUMS: sums}),
+            META: ocp.args.JsonSave(_plain(dict(meta) | {SUMS: sums})),
         }
         with cluster.together("saving a checkpoint"), self._explained():
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -209,6 +209,14 @@ class Store:
             "Make room or mend the folder, then repeat the command: it goes on from "
             "there"
         )
+
+
+def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON holds it, with NumPy's numbers as plain ones.
+
+    What JSON cannot hold fails here, and not in the background, at the end of the run.
+    """
+    return json.loads(json.dumps(meta, default=np.generic.item))
 
 
 def _sums(arrays: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, dict]:

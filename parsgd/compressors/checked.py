@@ -27,7 +27,7 @@ def checked(compressor: Compressor) -> Compressor:
         given = getattr(compressor, "__name__", None) or type(compressor).__name__
         raise UserError(
             f"compressor={given}: give a Compressor, such as "
-            "parsgd.compressors.top_k(ratio=0.01) makes, or "
+            "parsgd.compressors.top_k(density=0.01) makes, or "
             "Compressor(encode, decode, 'my_code') of your own functions"
         )
     name = compressor.name

@@ -39,13 +39,13 @@ class RandomK(NamedTuple):
     values: jax.Array
 
 
-def kept(ratio: float, n: int) -> int:
-    """k, how many of n entries are sent: ``ratio n`` rounded, at least 1 (of 0, 0)."""
-    return min(n, max(1, round(ratio * n)))
+def kept(density: float, n: int) -> int:
+    """k, how many of n entries are sent: ``density n`` rounded, 1 or more (of 0, 0)."""
+    return min(n, max(1, round(density * n)))
 
 
 def top_k(
-    *, ratio: float = 0.01, values: Compressor | None = None, select: str = "exact"
+    *, density: float = 0.01, values: Compressor | None = None, select: str = "exact"
 ) -> Compressor:
     """The k largest entries in absolute value, with their indices.
 
@@ -53,12 +53,12 @@ def top_k(
 
         q_i = v_i for i in S, 0 elsewhere,   |v - q|^2 <= (1 - k/n) |v|^2
 
-    k is ``ratio n`` rounded, and at least 1. Of equal entries the first ones are
+    k is ``density n`` rounded, and at least 1. Of equal entries the first ones are
     chosen. Infinities are the largest entries; NaN counts as less than zero, so that it
     is sent only where fewer than k numbers are left. With k = n this is the array.
 
     Args:
-        ratio: k / n, above 0 and at most 1.
+        density: k / n, above 0 and at most 1.
         values: A compressor for the k values, such as ``bf16()``; float32 otherwise.
         select: ``"exact"``, or ``"sampled"`` as in DGC: in arrays of more than 65,536
             entries the smallest value to send is estimated from as many of them. If
@@ -76,12 +76,12 @@ def top_k(
         and nothing if k = n: see `parsgd.compressors.index_packing`.
 
     Raises:
-        UserError: ``ratio`` outside (0, 1], or unknown ``select``.
+        UserError: ``density`` outside (0, 1], or unknown ``select``.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import top_k
-        >>> compressor = top_k(ratio=0.5)
+        >>> compressor = top_k(density=0.5)
         >>> v = jnp.array([-5.0, 1.0, 2.0, -3.0])
         >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-5.,  0.,  0., -3.], dtype=float32)
@@ -97,13 +97,13 @@ def top_k(
         ``bucket=True`` of the reducer. DGC's sample is random, here one entry at
         random, but always the same one, of each of as many equal parts.
     """
-    _check_ratio("ratio", ratio)
+    _check_density("density", density)
     check_choice("select", select, SELECTIONS)
     sampled = select == "sampled"
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
         v = flat32(x)
-        index = largest(v, kept(ratio, v.size), sampled=sampled)
+        index = largest(v, kept(density, v.size), sampled=sampled)
         chosen = v[index] if index.size < v.size else v
         # One column, so that a compressor with levels for each has one pair of them.
         sent = chosen if values is None else values.encode(chosen[:, None], key)
@@ -112,7 +112,7 @@ def top_k(
     def numbers(payload: Sparse, n: int, key: Key) -> jax.Array:
         if values is None:
             return payload.values
-        spec = jax.ShapeDtypeStruct((kept(ratio, n), 1), jnp.float32)
+        spec = jax.ShapeDtypeStruct((kept(density, n), 1), jnp.float32)
         return values.decode(payload.values, spec, key)[:, 0]
 
     def decode(payload: Sparse, like: Any, key: Key = None) -> jax.Array:
@@ -135,7 +135,7 @@ def top_k(
     )
 
 
-def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
+def random_k(*, density: float = 0.01, scaled: bool = False) -> Compressor:
     """The same k entries of every worker, drawn anew each time from a shared key.
 
     All entries are equally likely. Their indices follow from the key, which all
@@ -145,7 +145,7 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         or scaled (n / k) v_i: then E[q] = v and E |q - v|^2 = (n / k - 1) |v|^2
 
     Args:
-        ratio: k / n, above 0 and at most 1; k is ``ratio n`` rounded, at least 1.
+        density: k / n, above 0 and at most 1; k is ``density n`` rounded, at least 1.
         scaled: Multiply by n / k, which makes the compressor unbiased, for use without
             error feedback: its error may be larger than what it encodes.
 
@@ -154,13 +154,13 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         array.
 
     Raises:
-        UserError: ``ratio`` outside (0, 1].
+        UserError: ``density`` outside (0, 1].
         ValueError: When used with k < n: no key.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from parsgd.compressors import random_k
-        >>> compressor, v = random_k(ratio=0.5), jnp.array([1.0, 2.0, 3.0, 4.0])
+        >>> compressor, v = random_k(density=0.5), jnp.array([1.0, 2.0, 3.0, 4.0])
         >>> payload = compressor.encode(v, jax.random.key(0))
         >>> payload.values.shape
         (2,)
@@ -177,17 +177,19 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
         analyse one worker. Wangni et al. choose entry i with a probability that grows
         with ``|v_i|``; here all are equally likely, and exactly k are chosen.
     """
-    _check_ratio("ratio", ratio)
+    _check_density("density", density)
 
     def chosen(n, key):
         if key is None:
             raise ValueError("random_k draws its indices: give encode and decode a key")
         # The ranks of n random numbers are a random order.
-        return largest(uniform_bits(key, (n,)), kept(ratio, n), order=lambda b: b >> 1)
+        return largest(
+            uniform_bits(key, (n,)), kept(density, n), order=lambda b: b >> 1
+        )
 
     def encode(x: jax.Array, key: Key = None) -> RandomK:
         v = flat32(x)
-        whole = kept(ratio, v.size) == v.size
+        whole = kept(density, v.size) == v.size
         return RandomK(v if whole else v[chosen(v.size, key)])
 
     def decode(payload: RandomK, like: Any, key: Key = None) -> jax.Array:
@@ -209,7 +211,7 @@ def random_k(*, ratio: float = 0.01, scaled: bool = False) -> Compressor:
     )
 
 
-def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
+def threshold(*, tau: float, max_density: float = 0.01) -> Compressor:
     """The entries of at least tau in absolute value, as far as there is room.
 
     For entries v::
@@ -222,18 +224,18 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
 
     Args:
         tau: Smallest absolute value to send, 0 or more.
-        capacity_ratio: k / n, above 0 and at most 1; k is rounded, and at least 1.
+        max_density: k / n, above 0 and at most 1; k is rounded, and at least 1.
 
     Returns:
         A compressor of ``4 k + index_bytes(k, n)`` bytes; see `top_k`.
 
     Raises:
-        UserError: ``tau`` negative or not finite; ``capacity_ratio`` outside (0, 1].
+        UserError: ``tau`` negative or not finite; ``max_density`` outside (0, 1].
 
     Example:
         >>> import jax.numpy as jnp
         >>> from parsgd.compressors import threshold
-        >>> compressor = threshold(tau=2.0, capacity_ratio=0.75)
+        >>> compressor = threshold(tau=2.0, max_density=0.75)
         >>> v = jnp.array([-5.0, 1.0, 0.5, 2.0])
         >>> compressor.decode(compressor.encode(v, None), v, None)
         Array([-5.,  0.,  0.,  2.], dtype=float32)
@@ -252,12 +254,12 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
     """
     if not (math.isfinite(tau) and tau >= 0):
         raise UserError(f"tau={tau}: a magnitude, so a finite number of 0 or more")
-    _check_ratio("capacity_ratio", capacity_ratio)
+    _check_density("max_density", max_density)
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:
         del key
         v = flat32(x)
-        index = largest(v, kept(capacity_ratio, v.size))
+        index = largest(v, kept(max_density, v.size))
         chosen = v[index]
         reach = ~(jnp.abs(chosen) < tau)  # NaN too
         return Sparse(jnp.where(reach, chosen, 0), packed(index, v.size))
@@ -273,9 +275,9 @@ def threshold(*, tau: float, capacity_ratio: float = 0.01) -> Compressor:
     return Compressor(encode, decode, "threshold", contracts=True, add=add)
 
 
-def _check_ratio(name: str, ratio: float) -> None:
-    if not 0 < ratio <= 1:
+def _check_density(name: str, density: float) -> None:
+    if not 0 < density <= 1:
         raise UserError(
-            f"{name}={ratio}: the share of entries that is sent, above 0 and at most 1 "
-            "(0.01 for 1 %)"
+            f"{name}={density}: the share of entries that is sent, above 0 and at most "
+            "1 (0.01 for 1 %)"
         )

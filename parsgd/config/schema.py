@@ -104,7 +104,7 @@ def register(steps: int | None = None) -> None:
     def of_run(fraction: float) -> int | str:
         if steps is None:
             return f"${{steps:{fraction}}}"
-        part = int(float(fraction) * steps)
+        part = int(round(float(fraction) * steps, 6))  # 0.29 x 100 is 29, not 28
         return max(part, 1) if fraction > 0 else part  # a share of a run is some of it
 
     OmegaConf.register_new_resolver("steps", of_run, replace=True)

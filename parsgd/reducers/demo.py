@@ -216,7 +216,7 @@ class _Chunks(NamedTuple):
         first = c.shape[1] * jnp.arange(self.blocks, dtype=jnp.int32)
         where = (jnp.sort(best, axis=1) + first[:, None]).reshape(-1)
         values = c.reshape(-1)[where]
-        own = jnp.zeros(self.size).at[where].set(values, unique_indices=True)
+        own = jnp.zeros(self.size, c.dtype).at[where].set(values, unique_indices=True)
         return (values, pack_indices(where, self.size)), self._restored(own)
 
     def mean(self, payloads: Any) -> jax.Array:
@@ -230,7 +230,7 @@ class _Chunks(NamedTuple):
             return (sums, senders.at[at].add(1.0, unique_indices=True)), None
 
         # One worker after the other, so that all add in the same order.
-        zero = jnp.zeros(self.size), jnp.zeros(self.size)
+        zero = (jnp.zeros(self.size, jnp.float32),) * 2
         (sums, senders), _ = jax.lax.scan(add, zero, payloads)
         return self._restored(sums / jnp.maximum(senders, 1.0))
 

@@ -122,7 +122,7 @@ def dgc(
         raise UserError(f"dgc: clip_norm={clip_norm} must be positive, or None")
     check_whole("min_size", min_size, 0)
 
-    channel = Exchange(top_k(ratio=density, select=select))
+    channel = Exchange(top_k(density=density, select=select))
 
     def why_raw(x) -> str:
         return why_small(x, min_size) or "empty" * (x.size == 0)

@@ -91,7 +91,7 @@ def error_feedback(
 
     Example:
         >>> import jax.numpy as jnp, parsgd
-        >>> reducer = parsgd.error_feedback(parsgd.compressors.top_k(ratio=0.25))
+        >>> reducer = parsgd.error_feedback(parsgd.compressors.top_k(density=0.25))
         >>> g = {"w": jnp.array([[1.0, -5.0], [2.0, 3.0]])}
         >>> sent, state = reducer.update(g, reducer.init(g))
         >>> sent["w"]
@@ -188,7 +188,7 @@ def ef21(
 
     Example:
         >>> import jax.numpy as jnp, parsgd
-        >>> reducer = parsgd.ef21(parsgd.compressors.top_k(ratio=0.25))
+        >>> reducer = parsgd.ef21(parsgd.compressors.top_k(density=0.25))
         >>> g = jnp.array([[1.0, -5.0], [2.0, 3.0]])
         >>> state = reducer.init(g)
         >>> for _ in range(2):  # the same gradient twice

@@ -113,13 +113,15 @@ def power_sgd(
         # P and Q are float32, whatever the leaf is.
         size, sent = x.size * x.dtype.itemsize, 4 * rank * sum(_matrix_shape(x))
         little = size <= min_compression * sent
-        return why_grows(x, sent) or (
-            f"not smaller by min_compression={min_compression:g}" * little
+        return (
+            why_grows(x, sent)
+            or f"not smaller by min_compression={min_compression:g}" * little
+            or f"of a rank below {rank}" * (rank > min(_matrix_shape(x)))
         )
 
     def random_q(x, step, number) -> jax.Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), number)
-        return jax.random.normal(key, (_matrix_shape(x)[1], rank))
+        return jax.random.normal(key, (_matrix_shape(x)[1], rank), jnp.float32)
 
     def first_q(leaves: paths.Arrays) -> paths.Arrays:
         return {p: random_q(x, 0, i) for i, (p, x) in enumerate(sorted(leaves.items()))}

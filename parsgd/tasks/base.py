@@ -139,7 +139,8 @@ def classification(
         )
         losses = cross_entropy(logits, batch.y)
         if batch.weight is not None:
-            losses = losses * batch.weight
+            # What only fills a batch up counts for nothing, even if it is infinite.
+            losses = jnp.where(batch.weight > 0, losses * batch.weight, 0.0)
         return jnp.mean(losses) + penalty(params), model_state
 
     def metrics(params, model_state, batch):

@@ -1,5 +1,6 @@
 """Which workers' losses and gradients were not finite."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,11 +20,24 @@ class Skipped:
     Args:
         placement: Where the workers are.
         state: All workers' state when it begins to count.
+        told: `told` of the run before, if it goes on; None to count from ``state``.
     """
 
-    def __init__(self, placement: Placement, state: TrainState):
+    def __init__(
+        self,
+        placement: Placement,
+        state: TrainState,
+        told: Sequence[Sequence[int]] | None = None,
+    ):
         self._placement = placement
         self._before = self._counts(state)
+        if told is not None and np.shape(told) == self._before.shape:
+            self._before = np.minimum(told, self._before)
+
+    @property
+    def told(self) -> list[list[int]]:
+        """Counts of what was asked for, ``[2][W]``, to be stored."""
+        return self._before.tolist()
 
     def lines(self, state: TrainState) -> list[str]:
         """A line for each worker at fault; every process must ask."""

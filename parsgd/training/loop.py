@@ -70,7 +70,11 @@ class Loop:
         return self.history[-1].get("test_accuracy", -1.0) >= self._target
 
     def run(
-        self, state: TrainState, history: Sequence[Record], evaluations: int
+        self,
+        state: TrainState,
+        history: Sequence[Record],
+        evaluations: int,
+        told: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Run what is left, from ``state`` and the records that came before.
 
@@ -78,10 +82,11 @@ class Loop:
             state: All workers' state; its buffers are reused.
             history: The records so far; empty at the start of a run.
             evaluations: How many the whole run has.
+            told: Of the skipped steps, as stored; None at the start of a run.
         """
         meter, keeper = self._meter, self._keeper
         self._state, self.history = state, [*history]
-        self._skipped = Skipped(self._engine.placement, state)
+        self._skipped = Skipped(self._engine.placement, state, told)
         del state
         if not self.history:
             self._record()
@@ -156,6 +161,7 @@ class Loop:
             "global_batch": plan.order.global_batch,
             "origin": [*plan.origin],
             "counts": meter.counts(),
+            "skipped": self._skipped.told,
             "history": [*self.history],
             "place": place_of(self._engine.placement),
             **self._earlier,

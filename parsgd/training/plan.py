@@ -182,6 +182,8 @@ def make_plan(
             continue
         if not isinstance(value, int | np.integer) or isinstance(value, bool):
             raise UserError(f"{name}={value!r}: must be a whole number")
+    # NumPy's numbers become plain ones.
+    workers, local_steps, seed = int(workers), int(local_steps), int(seed)
     if local_steps < 1:
         raise UserError(f"local_steps={local_steps}: must be 1 or more")
     check_given(
@@ -194,7 +196,7 @@ def make_plan(
     order = Order(
         examples=examples,
         workers=workers,
-        worker_batch=worker_batch,
+        worker_batch=int(worker_batch),
         seed=seed,
         tail=tail,
         shards=shards,
