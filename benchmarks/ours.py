@@ -15,9 +15,9 @@ def ours(cell: Cell, *, seconds: float, counts=(2, 4, 8)) -> list[Candidate]:
       seconds: length of a window.
       counts: CPU devices to try beside one.
     """
-    import os
+    from parsgd import cores
 
-    places = [("fit, auto", "auto", os.cpu_count() or 1), ("fit, vmap", "vmap", 1)]
+    places = [("fit, auto", "auto", len(cores.usable())), ("fit, vmap", "vmap", 1)]
     places += [
         (f"fit, {kind} {n} x {cell.workers // n}", kind, n)
         for n in counts

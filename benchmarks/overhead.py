@@ -36,7 +36,7 @@ class Clock(JobRecorder):
     """A job's recorder that takes the time of what the loop does between dispatches."""
 
     def __init__(self, folder: Path, display: Progress):
-        super().__init__(folder, display)
+        super().__init__(folder, display, ())
         self.seconds = self.trained = 0.0  # evaluations apart
         self._before = 0.0  # when the last of these calls ended
         self._trained = 0.0

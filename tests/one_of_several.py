@@ -17,25 +17,38 @@ from zoo import MORE_ROWS, ZOO
 import parsgd
 from parsgd import cluster
 from parsgd.core import phases
+from parsgd.training import turns
 
 FIXED = " of fixed shards"
+IN_TURN = ", lanes in turn"
 LEDGER = "examples used"
 
 
+class Said(parsgd.Observer):
+    """Keeps what is said at the start."""
+
+    def start(self, summary, lines):
+        self.lines = lines
+
+
 def run(name: str) -> dict[str, np.ndarray]:
-    """Where a short run of four workers ends."""
+    """Where a short run of four workers ends, or of eight that share devices."""
     if name == LEDGER:
         options = {"placement": "shard_map", "devices": int(sys.argv[2])}
         return {"steps": ledger.recorded(parsgd.sync_sgd, **options)}
     more = {"shards": "fixed", "label_skew": 0.5} if name.endswith(FIXED) else {}
-    name = name.removesuffix(FIXED)
+    in_turn = name.endswith(IN_TURN)
+    if in_turn:
+        turns.LANE_BYTES = turns.LANE_BYTES_OF_SEVERAL_CORES = 0  # of lanes alone
+    name = name.removesuffix(FIXED).removesuffix(IN_TURN)
     row = (ZOO | MORE_ROWS)[name]
     algorithm = row.make(optax.sgd(0.1, 0.9))
     own = any(phase.local_steps for phase in phases(algorithm))
+    said = Said()
     done = parsgd.fit(
         tiny(94),
         algorithm,
-        workers=4,
+        workers=8 if in_turn else 4,
         local_steps=1 if own else row.local_steps,
         worker_batch=2,
         samples=72,
@@ -43,8 +56,10 @@ def run(name: str) -> dict[str, np.ndarray]:
         placement="shard_map",
         devices=int(sys.argv[2]),
         tail="weight",
+        observer=said,
         **more,
     )
+    assert in_turn == any("lanes one after the other" in line for line in said.lines)
     leaves = jax.tree.leaves_with_path(done.readout)
     out = {jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves}
     return out | {"loss": np.float64(done.history[-1]["batch_loss"])}

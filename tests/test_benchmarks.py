@@ -13,11 +13,13 @@ import jax
 import numpy as np
 import pytest
 
+import parsgd
 from benchmarks import (
     __main__ as everything,
     candidates,
     kill_test,
     lab,
+    overhead,
     saving,
     summary,
 )
@@ -30,6 +32,11 @@ from parsgd.training.engine import Engine
 def window(name, devices, *rates):
     found = {"name": name, "devices": devices, "rates": rates, "error": None}
     return found | {"median": sorted(rates)[len(rates) // 2] if rates else None}
+
+
+def test_the_overhead_of_a_run_is_taken():
+    found = overhead.run(parsgd.digits(), Cell("local", "mlp_258k", 4), 12)
+    assert found.trained > 0 and found.beside > 0
 
 
 HAND = window("one device, serial lanes", 1, 100.0, 120.0, 110.0)

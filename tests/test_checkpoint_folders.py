@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -172,6 +173,13 @@ def test_runs_with_sizes_of_numpy_save_and_go_on(tmp_path):
     watcher = Watcher()
     assert fit(tmp_path, watcher=watcher, **sizes).status == "completed"
     assert any("goes on from step" in line for line in watcher.lines)
+
+
+def test_what_a_checkpoint_cannot_hold_is_told_at_the_first_save(tmp_path):
+    with pytest.raises(
+        UserError, match=r"cannot hold .*Path\('x'\), a PosixPath: give"
+    ):
+        fit(tmp_path / "a", config={"place": pathlib.PosixPath("x")})
 
 
 def test_saving_every_so_many_rounds_and_at_the_end(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from damage import other_numbers, part_of_process_1
-from one_of_several import FIXED, LEDGER
+from one_of_several import FIXED, IN_TURN, LEDGER
 from processes import finished, free_address, parsgd, two_by_hand
 from safetensors.numpy import load_file
 from zoo import MORE_ROWS, ZOO
@@ -41,6 +41,7 @@ ALGORITHMS = (
     "one_bit two-sided",
     "sync_sgd" + FIXED,
     "local_sgd average" + FIXED,
+    "local_sgd" + IN_TURN,
 )
 OTHERS = sorted({*ZOO, *MORE_ROWS} - {*ALGORITHMS})
 SHORT = ("workers=2", "epochs=1", "evaluations=1")
@@ -239,7 +240,7 @@ def test_G6_a_process_that_dies_or_stops_ends_the_others_by_name(tmp_path, numbe
             while not (metrics.is_file() and metrics.read_text()):
                 assert time.monotonic() < deadline and both[0].poll() is None
                 time.sleep(0.2)
-        time.sleep(1)
+        time.sleep(3)
         for gone, both, _ in pairs:
             both[gone].send_signal(number)
         for gone, both, _ in pairs:

@@ -238,6 +238,25 @@ def test_only_known_packages_and_those_the_user_names_are_called():
         call({"_target_": "parsgd.digits", "model": node}, "task")
 
 
+def test_a_package_of_ones_own_gives_what_it_defines_and_not_what_it_imports(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "own_parts.py").write_text(
+        "import functools, optax\nimport jax.numpy as jnp\nfrom optax import adam\n"
+        "def sgd(learning_rate):\n    return optax.sgd(learning_rate)\n"
+        "half = functools.partial(sgd, 0.5)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for inner in ("jnp.load", "functools.reduce", "jnp.__loader__.load_module"):
+        node = {"_target_": f"own_parts.{inner}", "file": "evil.npy"}
+        with pytest.raises(UserError, match=r"is not called: it is defined in"):
+            call(node, "task.model", allowed=("own_parts",))
+    for name, options in (("sgd", 0.1), ("adam", 0.1), ("half", None)):
+        node = {"_target_": f"own_parts.{name}"}
+        node |= {} if options is None else {"learning_rate": options}
+        assert call(node, "optimizer", allowed=("own_parts",)).update
+
+
 def test_a_folder_of_the_user_allows_its_targets(tmp_path):
     (tmp_path / "strategy").mkdir()
     (tmp_path / "strategy" / "x.yaml").write_text("strategy: {_target_: mine.x}\n")

@@ -57,6 +57,20 @@ def test_power_sgd_averages_what_has_a_lower_rank():
 
 
 @pytest.mark.parametrize("parts", [1, 2])
+def test_a_task_whose_loss_is_of_double_precision_trains(parts):
+    task = tiny()
+
+    def loss(*args):
+        value, model = task.loss(*args)
+        return value.astype(jnp.float64), model
+
+    sizes = {"workers": 2, "worker_batch": 4, "rounds": 3, "micro_batches": parts}
+    sgd = parsgd.sync_sgd(optax.sgd(0.1))
+    run = parsgd.fit(task._replace(loss=loss), sgd, **sizes)
+    assert run.history[-1]["batch_loss"] < 5
+
+
+@pytest.mark.parametrize("parts", [1, 2])
 def test_losses_of_double_precision_stay_so(parts):
     def loss(params, model, batch, key):
         return jnp.mean(params * batch), model

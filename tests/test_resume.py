@@ -26,8 +26,7 @@ from parsgd.training.segments import phase_at
 
 # Other rows have the same state, or less of it, and only compute otherwise.
 SAME = ("sync_sgd hierarchical", "sync_sgd ring", "sync_sgd tree", "zero-one adam")
-SAME += ("local_sgd average", "local_sgd reset")
-SAME += ("block_momentum cntk", "block_momentum fairseq")
+SAME += ("local_sgd reset", "block_momentum cntk", "block_momentum fairseq")
 ROWS = {name: row for name, row in (ZOO | MORE_ROWS).items() if name not in SAME}
 
 

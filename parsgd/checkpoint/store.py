@@ -141,7 +141,7 @@ class Store:
                 known.update(parts_of)
         parts = {
             STATE: ocp.args.PyTreeSave(dict(arrays)),
-            META: ocp.args.JsonSave(_plain(dict(meta) | {SUMS: sums})),
+            META: ocp.args.JsonSave(_plain(meta) | {SUMS: sums}),
         }
         with cluster.together("saving a checkpoint"), self._explained():
             self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -216,7 +216,16 @@ def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
 
     What JSON cannot hold fails here, and not in the background, at the end of the run.
     """
-    return json.loads(json.dumps(meta, default=np.generic.item))
+    return json.loads(json.dumps(dict(meta), default=_number))
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise UserError(
+        f"a checkpoint cannot hold {value!r}, a {type(value).__name__}: give numbers, "
+        "texts, lists and dicts"
+    )
 
 
 def _sums(arrays: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, dict]:

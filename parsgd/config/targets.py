@@ -6,6 +6,7 @@ or in a folder given by ``--config-dir``. A config that comes with somebody's re
 cannot choose code.
 """
 
+import functools
 import inspect
 import logging
 import os
@@ -164,9 +165,21 @@ def _refuse_references(node: Any, key: str) -> None:
 
 
 def _check_origin(place: str, target: str, found: Any) -> None:
-    """Refuse what an allowed package has for other purposes, or from elsewhere."""
-    origin = getattr(found, "__module__", None) or ""
-    if target.partition(".")[0] in ALLOWED and not under(origin, ORIGINS):
+    """Refuse what an allowed package has for other purposes, or from elsewhere.
+
+    Whoever names a package of their own means what is defined there, and not all that
+    it imports: a config that came with results would reach any of it.
+    """
+    made = found.func if isinstance(found, functools.partial) else found
+    origin = getattr(made, "__module__", None) or ""
+    package = target.partition(".")[0]
+    if package not in ALLOWED and not under(origin, (package, *ORIGINS)):
+        raise UserError(
+            f"{place}._target_={target} is not called: it is defined in "
+            f"{origin or 'no module'}, not in {package}. Call it from a function of "
+            f"{package}, and name that"
+        )
+    if package in ALLOWED and not under(origin, ORIGINS):
         raise UserError(
             f"{place}._target_={target} is not called: of {', '.join(ALLOWED)} only "
             "what makes a strategy, an optimizer, a model or a task is. Call it from a "

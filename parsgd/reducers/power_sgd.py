@@ -116,7 +116,7 @@ def power_sgd(
         return (
             why_grows(x, sent)
             or f"not smaller by min_compression={min_compression:g}" * little
-            or f"of a rank below {rank}" * (rank > min(_matrix_shape(x)))
+            or f"of a rank of {rank} at most" * (rank >= min(_matrix_shape(x)))
         )
 
     def random_q(x, step, number) -> jax.Array:

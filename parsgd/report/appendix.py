@@ -1,5 +1,6 @@
 """What the page tells below its plots, as HTML: what failed, where it ran, terms."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -74,8 +75,11 @@ def environment(study: Study) -> str:
 def _machine(machine: Mapping[str, Any]) -> str:
     # Scripts may say what they like of a machine.
     listed, memory = machine.get("devices"), machine.get("memory_bytes")
-    kinds = Counter(map(str, listed if isinstance(listed, list) else [listed]))
-    devices = ", ".join(kinds) or "not recorded"
+    devices = str(listed)
+    if isinstance(listed, list):
+        # Without their numbers: jobs ask for as many as they like of one machine.
+        kinds = dict.fromkeys(re.sub(r"[_:]\d+$", "", str(name)) for name in listed)
+        devices = ", ".join(kinds) or "not recorded"
     memory = size(memory) if isinstance(memory, int | float) else memory or MISSING
     return (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {memory} memory, "

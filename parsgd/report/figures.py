@@ -39,6 +39,7 @@ from parsgd.report.style import (
 )
 from parsgd.words import counted
 
+MARK, LOOK = b"parsgd report", 1000  # what tells our files from others, and where
 LINES = 16  # more lines in a still picture cannot be followed
 WRAP = 60  # characters in a line of the legend
 
@@ -52,7 +53,8 @@ def draw(study: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("convergence", "throughput", "pareto"):
         for old in (*folder.glob(f"{name}.png"), *folder.glob(f"{name}-*.png")):
-            old.unlink()  # of an earlier report, perhaps of other tasks
+            if MARK in old.read_bytes()[:LOOK]:
+                old.unlink()  # of an earlier report, perhaps of other tasks
     names, paths = _file_names([part.task for part in study.parts]), []
     for part in study.parts:
         suffix = f"-{names[part.task]}" if len(study.parts) > 1 else ""
@@ -64,7 +66,8 @@ def draw(study: Study, folder: Path) -> list[Path]:
         for name, figure in made.items():
             if figure is not None:
                 paths.append(folder / f"{name}{suffix}.png")
-                figure.savefig(paths[-1], dpi=150, bbox_inches="tight")
+                about = {"Software": MARK.decode()}
+                figure.savefig(paths[-1], dpi=150, bbox_inches="tight", metadata=about)
     return paths
 
 

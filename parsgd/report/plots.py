@@ -62,7 +62,8 @@ def facets(entry: Entry) -> dict[str, str]:
         key.replace("_", " "): g.setting(key)
         for key in ("workers", "local_steps", "global_batch")
     }
-    named = {"strategy": g.strategy, "task": g.task, **g.varied, **sizes}
+    # The sizes first: what follows from them filters nothing new.
+    named = {"strategy": g.strategy, "task": g.task, **sizes, **g.varied}
     return {
         key: MISSING if value is None else str(value) for key, value in named.items()
     }

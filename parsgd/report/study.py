@@ -234,11 +234,14 @@ def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
     timed = [e for e in entries if e.row["samples_per_second"] is not None]
     if len({workers_of(e.group) for e in timed}) < 2:
         return {}
+    own = _own_of_workers(timed)
     for keys in ((), ("local_steps",), ("local_steps", "global_batch")):
         lines: dict[tuple[str, ...], list[Entry]] = {}
         for entry in timed:
             g = entry.group
-            named = [f"{k}={v}" for k, v in g.varied.items() if v is not None]
+            named = [
+                f"{k}={v}" for k, v in g.varied.items() if k in own and v is not None
+            ]
             named += [f"{SIZES[key]}={g.setting(key)}" for key in keys]
             lines.setdefault((g.strategy, *named), []).append(entry)
         sizes = [[workers_of(e.group) for e in line] for line in lines.values()]
@@ -251,6 +254,25 @@ def scaling_lines(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
         )
         for ((strategy, *_), line), detail in zip(lines.items(), details, strict=True)
     }
+
+
+def _own_of_workers(entries: Sequence[Entry]) -> list[str]:
+    """Varied settings that do not follow from the workers, as a schedule's length may.
+
+    A setting follows if entries with equal workers, strategy and settings before it
+    have but one value of it.
+    """
+    own: list[str] = []
+    for key in dict.fromkeys(key for entry in entries for key in entry.group.varied):
+        values: dict[tuple[Any, ...], set[str]] = {}
+        for entry in entries:
+            g = entry.group
+            before = tuple(str(g.varied.get(k)) for k in own)
+            place = (g.strategy, workers_of(g), before)
+            values.setdefault(place, set()).add(str(g.varied.get(key)))
+        if any(len(some) > 1 for some in values.values()):
+            own.append(key)
+    return own
 
 
 def _measure(groups: Sequence[Group]) -> str:

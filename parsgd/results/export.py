@@ -178,7 +178,7 @@ def _text(row: dict, name: str) -> str:
         return MISSING
     if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
-    if name.endswith("_to_target"):
+    if name in COLUMNS and name.endswith("_to_target"):
         text = _cost(row, name)
         k, _, m = row["reached"].partition(" of ")
         # Of a part of the runs, which is no cost of the configuration.

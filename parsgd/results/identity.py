@@ -30,8 +30,10 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
         _settings(job, path) for job, path in zip(jobs, files_of(jobs), strict=True)
     ]
     _drop_repeated_seeds(jobs, found)
-    for job, config in zip(jobs, found, strict=True):
+    for config in found:
         config.pop("seed", None)
+    _fill_unknown(found)
+    for job, config in zip(jobs, found, strict=True):
         if (before := said(job, RESUMED)) is not None:
             config[RESUMED] = before
     for config, count in zip(found, _filled(processes_of, jobs, found), strict=True):
@@ -70,6 +72,24 @@ def _drop_repeated_seeds(jobs: Sequence[Job], configs: list[dict[str, Any]]) -> 
                 follow.append(single)
             for i in (i for one in follow for i in one):
                 configs[i].pop(key, None)
+
+
+def _fill_unknown(configs: Sequence[dict[str, Any]]) -> None:
+    """What a job that ended early never came to know, from those alike in all else."""
+
+    def without(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+        return identity({key: x for key, x in config.items() if key not in keys})
+
+    for config in configs:
+        open_keys = [key for key, x in config.items() if str(x).startswith("${steps:")]
+        if not open_keys:
+            continue
+        rest = without(config, open_keys)
+        alike = [other for other in configs if without(other, open_keys) == rest]
+        known = [{key: other.get(key) for key in open_keys} for other in alike]
+        known = [x for x in known if not any("${" in str(v) for v in x.values())]
+        if known and all(x == known[0] for x in known):
+            config |= known[0]
 
 
 def _filled(
@@ -123,9 +143,23 @@ def _settings(job: Job, path: Path | None) -> dict[str, Any]:
         kept[PATH] = str(path)
     # Either batch may be asked for: the same run has the same two.
     batches = {key: sizes_of(job).get(key) for key in BATCHES}
-    if None not in batches.values() and any(key in kept for key in BATCHES):
-        kept |= batches
+    if None not in batches.values():
+        _fill_batches(kept, batches)
+    if kept.get("scaling._target_") == "parsgd.scaling.none":
+        kept.pop("scaling.reference_batch", None)  # it has none
     return kept
+
+
+def _fill_batches(config: dict[str, Any], batches: Mapping[str, Any]) -> None:
+    """Both batches where either is asked for; also where a call takes either."""
+    if any(name in config for name in BATCHES):
+        config |= batches
+    own, whole = BATCHES
+    for key in [key for key in config if key.endswith(f".{own}")]:
+        start = key.removesuffix(own)
+        both = [config[key], config.get(start + whole, "")]
+        if both.count(None) == 1 and "" not in both:
+            config |= {start + name: batches[name] for name in BATCHES}
 
 
 def whole(value: Any) -> Any:

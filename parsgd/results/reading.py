@@ -210,4 +210,4 @@ def _read_yaml(path: Path, kind: type) -> Any:
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key by which job 10 comes after job 9."""
     parts = re.split(r"(\d+)", str(path))
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
+    return [(int(p), "") if p.isdecimal() else (-1, p) for p in parts]

@@ -141,7 +141,9 @@ def table_of_groups(
         if not _is_column(key, groups, own)
     ]
     # A varied key may spell like a column or its title: the column keeps its name.
-    taken = {*COLUMNS, *(column.title for column in COLUMNS.values())}
+    taken = {*COLUMNS}
+    for column in COLUMNS.values():
+        taken |= {column.title, f"{column.title} ({column.unit})"}
     names: dict[str, str] = {}
     for key in varied:
         names[key] = key

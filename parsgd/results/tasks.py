@@ -14,15 +14,24 @@ FILES = ("csv", "npz", "text")  # tasks whose data are whatever file they are gi
 def tasks_of(jobs: Sequence[Job]) -> list[str]:
     """The name of each job's task: of data in files of the user's own, the file's.
 
-    Where several files have one name, as much of their folders as tells them apart.
+    Where several files have one name, as much of their folders as tells them apart, and
+    the ending of those that differ in nothing else, or are called as a task is.
     """
     paths = files_of(jobs)
     names: dict[Path, str] = {}
     files = {path for path in paths if path is not None}
+    others = {
+        choice_of(job, "task")
+        for job, path in zip(jobs, paths, strict=True)
+        if path is None
+    }
     for path in files:
-        ends = [_ending(other, path) for other in files - {path}]
-        parts = path.with_suffix("").parts
-        names[path] = "/".join(parts[-1 - max(ends, default=0) :])
+        plain = path.with_suffix("")
+        twins = {other for other in files if other.with_suffix("") == plain}
+        ends = [_ending(other, path) for other in files - twins]
+        names[path] = "/".join(plain.parts[-1 - max(ends, default=0) :])
+        if len(twins) > 1 or names[path] in others:
+            names[path] += path.suffix
     return [
         choice_of(job, "task") if path is None else names[path]
         for job, path in zip(jobs, paths, strict=True)

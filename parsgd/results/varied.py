@@ -55,7 +55,7 @@ def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
     strategies = [choice_of(job, "strategy") for job in jobs]
     called: dict[str, tuple[str, ...]] = {}  # groups that are told by what they call
     for key in dict.fromkeys(key for config in configs for key in config):
-        others = [other for other in keys if other not in called]
+        others = [other.replace("/", ".") for other in keys if other not in called]
         if key in _OWN or key == "strategy._target_" or under(key, others):
             continue
         column = tuple(str(config.get(key)) for config in configs)

@@ -137,10 +137,13 @@ def classification(
         logits, model_state = network.apply(
             params, model_state, data.prepare(batch.x), key=key, train=True
         )
+        if batch.weight is not None:
+            # What only fills a batch up counts for nothing, also if it is infinite.
+            real = (batch.weight > 0).reshape(-1, *[1] * (logits.ndim - 1))
+            logits = jnp.where(real, logits, 0.0)
         losses = cross_entropy(logits, batch.y)
         if batch.weight is not None:
-            # What only fills a batch up counts for nothing, even if it is infinite.
-            losses = jnp.where(batch.weight > 0, losses * batch.weight, 0.0)
+            losses = losses * batch.weight
         return jnp.mean(losses) + penalty(params), model_state
 
     def metrics(params, model_state, batch):

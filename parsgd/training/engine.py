@@ -117,7 +117,7 @@ class Engine:
             state, values, apart = self.worker.round(
                 phase, state, x, y, rows, w, look, lanes=lanes
             )
-            return state, losses.at[r].set(values), apart, room
+            return state, losses.at[r].set(values.astype(losses.dtype)), apart, room
 
         losses = jnp.full(index.shape[:2], jnp.nan, jnp.float32)
         start = self._apart.start(state.params)

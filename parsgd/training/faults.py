@@ -31,8 +31,9 @@ class Skipped:
     ):
         self._placement = placement
         self._before = self._counts(state)
-        if told is not None and np.shape(told) == self._before.shape:
-            self._before = np.minimum(told, self._before)
+        if told is not None:  # of as many workers, or dealt to others as their counts
+            dealt = np.arange(placement.workers) % len(told[0])
+            self._before = np.minimum(np.asarray(told)[:, dealt], self._before)
 
     @property
     def told(self) -> list[list[int]]:

@@ -249,7 +249,7 @@ def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:
         epochs, rest = divmod(int(value), order.samples_per_epoch)
         steps = epochs * order.steps_per_epoch + rest // order.global_batch
     else:
-        steps = value * local_steps
+        steps = int(value) * local_steps
     if steps < 1:
         raise UserError(
             f"{name}={value} is less than one step of global_batch "

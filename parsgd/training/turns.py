@@ -102,7 +102,7 @@ def better_in_turn(placement: Placement, *, lane_bytes: int, core_each: bool) ->
 def core_each(placement: Placement) -> bool:
     """Whether no device has more than one core; what process 0 finds holds for all."""
     devices = len(placement.devices) // placement.processes
-    own = len(cores.usable()) // cluster.sharing_cores() <= devices
+    own = len(cores.usable()) // cluster.sharing_cores() // devices <= 1
     if placement.processes == 1:
         return own
     return cluster.agree("a core for each device", f"{own:d}") == "1"
