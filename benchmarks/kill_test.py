@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -70,13 +71,22 @@ def kill(run: subprocess.Popen, processes: int, rng: random.Random) -> bool:
     try:
         code = run.wait(timeout=50)
     except subprocess.TimeoutExpired:
+        _end(family)
         raise SystemExit(
             f"{run.args}: a process was killed, the others go on"
         ) from None
     _, alive = psutil.wait_procs(family, timeout=10)
     if alive:
-        raise SystemExit(f"left behind: {[p.cmdline() for p in alive]}")
+        commands = [p.cmdline() for p in alive if p.is_running()]
+        _end(alive)
+        raise SystemExit(f"left behind: {commands}")
     return code != 0
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def killed(

@@ -235,6 +235,8 @@ def measured(cell: Cell, options: argparse.Namespace) -> dict:
         try:
             result, others = disturbance(lambda: work(cell, options))
         except RuntimeError as error:
+            if taken:
+                break
             return cell._asdict() | {"error": str(error)}
         when = {"disturbed": others, "date": time.strftime("%Y-%m-%d")}
         taken.append(cell._asdict() | result | when | {"commit": commit()})

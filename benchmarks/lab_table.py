@@ -66,7 +66,8 @@ def steps_of(group: list[dict], method: str) -> tuple[float | None, int]:
     None if it was not measured, or if a seed did not reach the target.
     """
     cells = [c for c in group if c["link"] == "steps" and c["method"] == method]
-    steps = [cell.get("steps") for cell in cells]
+    # A run that failed says nothing about the method.
+    steps = [cell.get("steps") for cell in cells if "error" not in cell]
     if not steps or None in steps:
         return None, len(steps)
     return statistics.median(steps), len(steps)
@@ -167,7 +168,8 @@ def _compared(of: dict[str, dict], parameters: int) -> list[str]:
 def _row(row: dict) -> str:
     start = f"| {row['link']} | {row['method']} |"
     if "error" in row:
-        return f"{start} failed: {row['error'].splitlines()[-1]} | | | | | |"
+        said = row["error"].splitlines() or ["it said nothing"]
+        return f"{start} failed: {said[-1]} | | | | | |"
     alone = "alone" in row["method"]
     share = ""
     if not alone and row["share"] is not None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from parsgd import cluster
+from parsgd.signals import terminal_may_close
 from parsgd.training.meter import Record
 from parsgd.training.observer import Observer
 from parsgd.training.run import Run
@@ -62,7 +63,8 @@ class Progress(Observer):
         """The bar ends, and the last line stays."""
         del run
         if self._bar is not None:
-            self._bar.stop()
+            with terminal_may_close():
+                self._bar.stop()
         if self._bar is not None or self._brief:
             # The bar leaves nothing behind: what the run came to stays.
             self._print(self._last)
@@ -76,7 +78,8 @@ class Progress(Observer):
     def _print(self, text: str) -> None:
         # No wrapping: lines are read by programs too, where there is no terminal.
         if text:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            with terminal_may_close():
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start(self, summary: dict[str, Any], lines: Sequence[str]) -> None:
         """Sizes, learning rate, placement and traffic; then the bar."""

@@ -1,6 +1,7 @@
 """Signals that a block handles, and that do afterwards what they did before."""
 
 import contextlib
+import errno
 import signal
 import threading
 import time
@@ -18,6 +19,19 @@ def is_same(first: float) -> bool:
     ends those that hand it on.
     """
     return time.monotonic() - first <= SAME_SECONDS
+
+
+@contextlib.contextmanager
+def terminal_may_close() -> Iterator[None]:
+    """Within it what is written to a terminal that was closed is lost, no more.
+
+    Who closes one asks what runs in it to end, by SIGHUP, and that may have to save.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 @contextlib.contextmanager

@@ -27,9 +27,10 @@ from resumes import (
 
 import parsgd
 from parsgd import UserError, cluster
-from parsgd.checkpoint import store
+from parsgd.checkpoint import names, store
 from parsgd.checkpoint.keeper import keeping
 from parsgd.checkpoint.quiet import quiet
+from parsgd.errors import FolderError
 
 # When one array of several cannot be read, the readers of the others come too late.
 pytestmark = pytest.mark.filterwarnings(
@@ -273,3 +274,11 @@ def test_paths_that_orbax_takes_for_patterns_are_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"path has . in it"):
         fit(folder)
     assert not folder.exists()
+
+
+def test_a_link_to_a_folder_of_odd_name_is_refused(tmp_path):
+    """Orbax works in the folder itself, whose name it takes for a pattern."""
+    (tmp_path / "run[1]").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "run[1]")
+    with pytest.raises(FolderError, match=r"path has \[ in it"):
+        names.refuse_pattern(tmp_path / "runs" / "checkpoints")

@@ -1,5 +1,8 @@
 """Collectives agree under every placement, with what numpy computes."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,10 +84,15 @@ def test_one_message_for_each_type_gives_the_same(place, monkeypatch):
         largest = comm.maximum(tree)
         return comm.mean(tree), comm.total(tree), comm.gather(tree), largest
 
+    small = over(send, place, tree)  # as between the devices of a process
+    monkeypatch.setattr(fused, "SMALL", 4 * tree["w"].size / len(tree["w"]) - 1)
+    smaller = over(send, place, tree)
+    monkeypatch.setattr(fused, "SMALL", -1)
     apart = over(send, place, tree)
-    monkeypatch.setattr(fused, "_fuses", lambda: True)
+    monkeypatch.setattr(fused, "_sent_together", lambda: math.inf)
     at_once = over(send, place, tree)
-    jax.tree.map(np.testing.assert_array_equal, at_once, apart)
+    for together in (small, smaller, at_once):
+        jax.tree.map(np.testing.assert_array_equal, together, apart)
     if place[0] == "shard_map" and place[2] == 1:
         one = jax.tree.map(lambda x: x[0], tree)
         for call in (comm.gather, comm.maximum):
@@ -226,3 +234,14 @@ def test_groups_must_divide_the_workers():
 def test_all_reduce_refuses(options):
     with pytest.raises(ValueError, match="algorithm="):
         parsgd.all_reduce(**options)
+
+
+def test_small_arrays_of_one_process_are_one_message():
+    """So they travel; what is said of an algorithm tells its arrays apart."""
+    shapes = {"a": (7,), "b": (3, 5), "large": (512, 512)}
+    one = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    tree = jax.tree.map(lambda x: jnp.stack([x] * 4), one)
+    where = Placement("shard_map", tuple(jax.devices()), 1)
+    program = jax.make_jaxpr(spmd(comm.mean, where, (False,), False))(tree)
+    assert len(re.findall(r"\bpsum\w*\[", str(program))) == 2
+    assert len(parsgd.traffic.trace(comm.mean, 4, one).messages) == 3

@@ -164,3 +164,11 @@ def test_dgc_refuses_a_second_momentum():
     phases = dgc_sgd(optax.sgd(0.1, 0.9), warmup_steps=8)
     with pytest.raises(ValueError, match="plain SGD"):
         phases[0].strategy.init({"w": np.ones((2, 2), np.float32)})
+
+
+def test_intervals_of_0_1_adam_may_be_numpys_numbers():
+    steps = {"freeze_step": 64, "double_steps": 64}
+    plain, other = (
+        zero_one_adam(1e-3, max_interval=kind(16), **steps) for kind in (int, np.int64)
+    )
+    assert [p[::2] for p in plain] == [p[::2] for p in other]

@@ -76,6 +76,7 @@ def test_B16_outer_loops_refuse_them_too(strategy, code):
             "top_k of qsgd(levels=7) with bucket_size below 196",
         ),
         (compressors.random_k(scaled=True), "scaled with scaled=False"),
+        (compressors.fp8(scaled=False), "fp8(e4m3) with scaled=True"),
         (compressors.sign(), ""),
     ],
 )
@@ -97,6 +98,7 @@ def test_B16_what_a_compressor_says_makes_it_contract_does():
         compressors.qsgd(levels=7, bucket_size=195),
         compressors.top_k(values=compressors.qsgd(levels=7, bucket_size=195)),
         compressors.random_k(scaled=False),
+        compressors.fp8(scaled=True),
     ):
         parsgd.error_feedback(made)
 
@@ -290,3 +292,41 @@ def test_signs_alone_stay_on_a_line_of_smooth_losses_that_one_model_fits():
     np.testing.assert_allclose([x.sum() for x in stuck], 2.0, atol=1e-4)
     assert min(map(value, stuck)) >= 2 * (2 * eps) ** 2 - 1e-3
     assert value(moved[-1]) < 1e-3 * value(np.asarray(start))
+
+
+@pytest.mark.parametrize("values", ["bf16", compressors.bf16])
+def test_values_of_top_k_that_are_no_code_are_refused(values):
+    with pytest.raises(UserError, match=r"values=.*: give a Compressor"):
+        compressors.top_k(values=values)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (compressors.fp16(), "summed on the way"),
+        (compressors.top_k(values=compressors.random_k()), "draw the same"),
+    ],
+)
+def test_two_sided_says_why_it_is_not_for_a_code(code, why):
+    with pytest.raises(UserError, match=rf"two_sided=True with .*{why}"):
+        parsgd.error_feedback(code, two_sided=True)
+
+
+def test_B5_a_leaf_of_half_precision_is_not_sent_as_more_bytes():
+    """What is encoded is float32: of 60 % of the entries 1.2 times a bfloat16 leaf."""
+    code = parsgd.Compressor(
+        encode=lambda x, key: x.reshape(-1)[: x.size * 6 // 10],
+        decode=lambda sent, like, key: (
+            jnp.pad(sent, (0, like.size - sent.size))
+            .reshape(like.shape)
+            .astype(like.dtype)
+        ),
+        name="first",
+        contracts=True,
+    )
+    for dtype, sent in ((jnp.float32, 240), (jnp.bfloat16, 200)):
+        x = jnp.ones((10, 10), dtype)
+        reducer = parsgd.error_feedback(code)
+        state = jax.eval_shape(reducer.init, x)
+        found = parsgd.traffic.trace(reducer.update, 2, x, state)
+        assert found.bytes == sent, dtype

@@ -169,3 +169,11 @@ def test_an_argument_of_another_function_is_not_block_momentum(tmp_path, monkeyp
             "strategy._target_=with_eta.made", *given, allowed=(*ALLOWED, "with_eta")
         )
         assert not [x for x in made.lines if "momentum" in x or "at the end" in x]
+
+
+def test_a_time_constant_may_be_numpys_number_and_is_finite():
+    sizes = {"workers": np.int64(4), "local_steps": np.int32(10), "worker_batch": 32}
+    eta = parsgd.block_momentum_from_time_constant(np.float32(4000), **sizes)
+    assert eta == pytest.approx(0.7261, abs=1e-4)
+    with pytest.raises(parsgd.UserError, match="time_constant=inf"):
+        parsgd.block_momentum_from_time_constant(np.inf, **sizes)

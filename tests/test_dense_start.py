@@ -137,19 +137,45 @@ def test_a_reducer_may_take_its_own_models_parameters_only():
 
 
 @pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda chain: reducers.skip_nonfinite(optax.chain(*chain)),
+        lambda chain: optax.named_chain(("clip", chain[0]), ("send", chain[1])),
+        lambda chain: optax.partition(
+            {"all": optax.chain(*chain)}, dict.fromkeys(("w1", "b1", "w2", "b2"), "all")
+        ),
+    ],
+    ids=["skip_nonfinite", "named_chain", "partition"],
+)
+@pytest.mark.parametrize("feedback", ["ef", "ef21"])
+def test_what_wraps_a_reducer_works_from_the_first_step(wrapped, feedback):
+    ends = []
+    for start, reducer in ((3, COMPRESSED[feedback]), (0, parsgd.all_reduce())):
+        method = parsgd.compressed_sgd(
+            optax.sgd(0.1),
+            reducer=wrapped((reducers.clip(0.05), reducer)),
+            start_step=start,
+        )
+        run = parsgd.fit(tiny(), method, workers=3, worker_batch=4, rounds=3)
+        ends.append(run.readout["w1"])
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.parametrize(
     "reducer",
     [
         reducers.demo(),
         reducers.dgc(),
         optax.chain(reducers.local_momentum(), reducers.majority_vote()),
         optax.chain(reducers.clip(1.0), reducers.majority_vote()),
-        # What wraps a reducer does not hand on to it that it is to wait.
-        optax.chain(
-            reducers.local_momentum(),
-            reducers.skip_nonfinite(parsgd.error_feedback(CODE)),
+        reducers.skip_nonfinite(
+            optax.chain(reducers.clip(1.0), reducers.majority_vote())
+        ),
+        optax.named_chain(
+            ("clip", reducers.clip(1.0)), ("vote", reducers.majority_vote())
         ),
     ],
-    ids=["demo", "dgc", "momentum", "clipped", "wrapped"],
+    ids=["demo", "dgc", "momentum", "clipped", "skipping", "named"],
 )
 def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
     method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)

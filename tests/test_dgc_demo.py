@@ -9,6 +9,7 @@ import reducer_oracles as oracles
 from reducing import LANES3, LANES4, PLACES, compare, gradients, trajectory
 
 from parsgd.compressors.select import sampled_indices
+from parsgd.errors import UserError
 from parsgd.reducers import all_reduce, demo, dgc
 from parsgd.strategies import dgc_sgd
 
@@ -123,3 +124,8 @@ def test_demo_applies_no_sign_of_what_is_not_finite():
     assert np.isnan(outs["b"][:, 0, 4]).all()
     assert np.isfinite(outs["b"][:, 1]).all()
     assert not states.momentum["['b']"].any()
+
+
+def test_a_warm_up_of_dgc_without_densities_is_refused():
+    with pytest.raises(UserError, match="warmup_steps=80 with no warmup_densities"):
+        dgc_sgd(optax.sgd(0.1), warmup_steps=80, warmup_densities=())

@@ -129,6 +129,21 @@ def test_a_large_state_is_not_copied_to_every_device(monkeypatch):
     assert made.large_steps and not made.gains_by_devices
 
 
+@pytest.mark.parametrize(
+    ("method", "model", "expected"),
+    [
+        (parsgd.one_bit_sgd, parsgd.models.mlp_258k(), True),
+        (parsgd.sync_sgd, parsgd.models.mlp_258k(), False),  # one gradient for all
+        (parsgd.one_bit_sgd, parsgd.models.MLP(features=(16,)), False),  # too small
+        (parsgd.local_sgd, parsgd.models.mlp_258k(), False),  # they differ anyway
+    ],
+    ids=["one-bit", "shared", "small", "local"],
+)
+def test_gradients_of_their_own_take_a_device_per_core(method, model, expected):
+    made = worker(model, 32, strategy=method(optax.sgd(0.1)))
+    assert made.gains_by_devices == expected and not made.large_steps
+
+
 def test_lanes_that_share_one_gradient_do_not_say_so():
     method = parsgd.sync_sgd(optax.sgd(0.1))
     made = worker(parsgd.models.CNN(), 32, strategy=method)

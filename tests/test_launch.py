@@ -290,3 +290,36 @@ def test_wrong_use_ends_with_2_and_one_message(tmp_path, arguments, expected):
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not ended.stdout
+
+
+SAVES = """\
+import os, signal, time
+def save(*_):
+    print("asked to end", flush=True)
+    time.sleep(1)
+    open("saved" + os.environ["PARSGD_PROCESS"], "w").close()
+    raise SystemExit(129)
+signal.signal(signal.SIGHUP, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+TERMINAL = """\
+import os, pty, sys
+command = [sys.executable, "-m", "parsgd.cli", "launch", "--processes", "2"]
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.executable, [*command, "script.py"])
+said = b""
+while said.count(b"ready") < 2:
+    said += os.read(terminal, 1000)
+os.close(terminal)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@LINUX
+def test_a_terminal_that_is_closed_leaves_time_to_save(tmp_path):
+    (tmp_path / "script.py").write_text(SAVES)
+    command = [sys.executable, "-c", TERMINAL]
+    subprocess.run(command, cwd=tmp_path, timeout=60, check=True)
+    assert {path.name for path in tmp_path.glob("saved*")} == {"saved0", "saved1"}

@@ -8,13 +8,13 @@ import pytest
 from tiny import tiny
 
 import parsgd
-from parsgd import comm
+from parsgd import comm, reducers
 
 WEIGHTS = {"w": jnp.ones(3)}
 GRADS = {"w": jnp.arange(12.0).reshape(4, 3)}
 
 
-def rounds(optimizer, count, h=3):
+def rounds(optimizer, count, h=3, grads=GRADS):
     """Parameters and state after some rounds of local SGD that resets its momentum."""
     strategy = parsgd.local_sgd(optimizer, momentum_policy="reset")
 
@@ -26,7 +26,7 @@ def rounds(optimizer, count, h=3):
             params, state = strategy.sync(params, state)
         return params, state
 
-    return jax.vmap(worker, (None, 0), axis_name=comm.LANES)(WEIGHTS, GRADS)
+    return jax.vmap(worker, (None, 0), axis_name=comm.LANES)(WEIGHTS, grads)
 
 
 def test_a_reset_leaves_schedules_of_weight_decay():
@@ -100,3 +100,35 @@ def test_one_worker_keeps_the_velocity_of_its_block():
     np.testing.assert_array_equal(after["w"], params["w"])
     (_, filtered) = state.outer
     np.testing.assert_allclose(filtered.velocity["w"], -0.1 * grads["w"], rtol=1e-6)
+
+
+def test_a_reset_leaves_what_is_delayed():
+    """With one step to a round each gradient arrives in the next one."""
+    params, _ = rounds(optax.chain(reducers.delay(1), optax.sgd(0.1)), 4, h=1)
+    want = 1 - 3 * 0.1 * np.asarray(GRADS["w"]).mean(0)
+    np.testing.assert_allclose(params["w"][0], want, rtol=1e-6)
+
+
+def test_G1_a_reset_leaves_who_was_at_fault():
+    broken = {"w": GRADS["w"].at[3].set(jnp.nan)}
+    for optimizer, count in (
+        (reducers.skip_nonfinite(optax.sgd(0.1, 0.9)), "own"),
+        (optax.apply_if_finite(optax.sgd(0.1, 0.9), 100), "notfinite_count"),
+    ):
+        params, state = rounds(optimizer, 2, grads=broken)
+        assert getattr(state, count).tolist() == [0, 0, 0, 6], count
+        assert np.isfinite(params["w"]).all()
+
+
+def test_block_momentum_in_half_precision_adds_up_small_pushes():
+    """Like float32 until the model itself is rounded: D is the sum of 100 of them."""
+    pushes = jnp.full((100, 1), 1e-3, jnp.bfloat16)
+    ends = {}
+    for dtype in (jnp.bfloat16, jnp.float32):
+        outer = parsgd.strategies.block_filter(eta=0.99)
+        state = outer.init(jnp.zeros(1, dtype))
+        for push in pushes.astype(dtype):
+            step, state = outer.update(-push, state)
+        assert step.dtype == dtype and state.velocity.dtype == jnp.float32
+        ends[dtype] = float(state.velocity[0])
+    assert ends[jnp.bfloat16] == pytest.approx(ends[jnp.float32], rel=1e-5)

@@ -1,5 +1,6 @@
 """What is said of the bytes: at the start of a run, and by ``parsgd traffic``."""
 
+import errno
 import io
 import json
 import re
@@ -173,3 +174,24 @@ def test_traffic_says_which_arrays_are_compressed(command, words, said):  # noqa
         assert how in found
     for name in ("['Dense_0']['kernel']", "['head']['bias']"):
         assert (name in table) == bool(said)
+
+
+class Closed(io.StringIO):
+    """What a terminal is once its window was closed."""
+
+    error = OSError(errno.EIO, "gone")
+
+    def write(self, text):
+        raise self.error
+
+
+def test_a_terminal_that_is_closed_does_not_end_a_run():
+    display = Progress(Console(file=Closed(), force_terminal=True))
+    display.say("a worker's gradient was not finite")
+    display.end(None)
+
+
+def test_a_disk_that_is_full_does(monkeypatch):
+    monkeypatch.setattr(Closed, "error", OSError(errno.ENOSPC, "full"))
+    with pytest.raises(OSError, match="full"):
+        Progress(Console(file=Closed())).say("a line")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from bad_data import spoiled
 from resumes import fit, stored
 from tiny import tiny
 
@@ -74,3 +75,19 @@ def test_the_last_step_is_saved_where_it_was_skipped(tmp_path):
     assert run.status == "completed"
     assert stored(tmp_path / "a")[0]["step"] == 6
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.readout))
+
+
+def test_G1_bad_rounds_before_a_stop_count_after_it(tmp_path):
+    task = spoiled(tiny(), steps=[4, 5, 6], worker=0, workers=1, worker_batch=4)
+    careful = parsgd.sync_sgd(RATE, skip_nonfinite=True)
+    options = {"algorithm": careful, "task": task, "rounds": 9, **ONE}
+    options["max_bad_rounds"] = 3
+    whole = fit(tmp_path / "a", **options)
+    assert whole.status == "diverged" and "3 rounds in a row" in whole.reason
+    fit(tmp_path / "b", at=6, **options)
+    assert stored(tmp_path / "b")[0]["round"] < 7
+    assert fit(tmp_path / "b", **options).reason == whole.reason
+    # What has ended so ends so again.
+    assert fit(tmp_path / "b", **options).reason == whole.reason
+    more = fit(tmp_path / "b", **options | {"max_bad_rounds": 4})
+    assert more.status == "completed" and more.summary["steps"] == 9

@@ -1,5 +1,6 @@
 """Elastic rules and positions in the data, one by one."""
 
+import errno
 import json
 
 import jax
@@ -21,9 +22,11 @@ from tiny import scalar, tiny
 import parsgd
 from parsgd import UserError
 from parsgd.checkpoint import leaves, resize
+from parsgd.checkpoint.agreed import Unreadable, by_all
 from parsgd.checkpoint.choice import chosen
 from parsgd.checkpoint.leaves import Leaf
 from parsgd.checkpoint.names import NEEDED
+from parsgd.core import TrainState
 from parsgd.errors import FolderError
 from parsgd.training.plan import Origin, make_plan
 from parsgd.training.resumed import resumed_plan, resumed_steps
@@ -266,3 +269,34 @@ def test_the_start_is_not_the_best_to_go_on_from(tmp_path):
     (tmp_path / "9" / "meta" / "metadata").write_text(json.dumps(meta))
     with pytest.raises(FolderError, match="no finite evaluation is recorded"):
         chosen(tmp_path, [9, 6, 3], "best")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (MemoryError(), FolderError, "cannot be read now .*MemoryError"),
+        (PermissionError(errno.EACCES, "no"), FolderError, "give permission"),
+        (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), FolderError, "make room"),
+        (FileNotFoundError(errno.ENOENT, "gone"), Unreadable, "gone"),
+        (ValueError("it is torn"), Unreadable, "torn"),
+    ],
+)
+def test_H1_what_a_process_lacks_is_no_fault_of_a_checkpoint(error, kind, message):
+    def read():
+        raise error
+
+    with pytest.raises(kind, match=message):
+        by_all(read)
+
+
+def test_H3_keys_with_a_slash_have_names_of_their_own():
+    """As modules of modules have them: params/a/b is another leaf than params/a~1b."""
+    params = {"a/b": 1, "a": {"b": 2, "~": 3}}
+    state = TrainState(None, None, params, None, {"x": 4})
+    found = dict(zip(leaves.names(state), jax.tree.leaves(state), strict=True))
+    assert found == {
+        "params/a/b": 2,
+        "params/a/~0": 3,
+        "params/a~1b": 1,
+        "strategy/x": 4,
+    }

@@ -1,5 +1,7 @@
 """Who is missed by the other processes of a run, and why."""
 
+import subprocess
+import sys
 import time
 import zlib
 
@@ -210,3 +212,20 @@ def test_who_may_be_late_is_waited_for(two):
         assert later(60, 0) is None
     assert later(3, 0, "no disk") is None
     assert later(3, 0, "no disk") == "process 1 of 2 failed: no disk"
+
+
+ENDS = """
+import sys, threading, time
+from parsgd.cluster.watch import Watch
+watch = Watch()
+watch._process = 1
+sys.stderr = open("/dev/full", "w")
+threading.Thread(target=watch._end, args=["process 0 is gone"], daemon=True).start()
+time.sleep(60)
+"""
+
+
+def test_G5_a_full_disk_does_not_keep_a_process_from_ending():
+    """It has nowhere to say why, and must not wait for the others for ever."""
+    ended = subprocess.run([sys.executable, "-c", ENDS], timeout=50, check=False)
+    assert ended.returncode == 1

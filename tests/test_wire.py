@@ -181,6 +181,15 @@ def test_times_to_accuracy_are_steps_times_seconds(bench, store):
     assert "| 4 (4-4) | 25% | 32,000 | not reached |  | 1, 2 (disturbed) |" in text
     assert "| DDP | 5 (5-5) |  | 25,600 |  |  | 1 |" in text  # not measured alone
     assert "| DDP, fp16 | failed: not run |" in text
+    # A run that failed says nothing of the method, whatever it said itself.
+    failed = measured("local_sgd", [], link="steps", error="")
+    only = [c for c in store["cells"].values() if c["method"] == "sync_sgd"]
+    assert (
+        bench.steps_of([*only, failed | {"method": "sync_sgd"}], "sync_sgd")[0] == 110
+    )
+    store["cells"]["failed"] = measured("alone", [], error="")
+    assert "| alone | failed: it said nothing |" in bench.tables(store)
+    del store["cells"]["failed"]
     # Less than alone is no share of 0 %; it could not be measured.
     store["cells"]["more"] = measured("block_momentum", [0.0029])
     assert "| block_momentum | 2.9 (2.9-2.9) | - | 44,138 |" in bench.tables(store)

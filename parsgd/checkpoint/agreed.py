@@ -1,5 +1,6 @@
 """What all processes of a run find out together about a folder of checkpoints."""
 
+import errno
 import json
 import socket
 import time
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
 T = TypeVar("T")
-SHARED_SECONDS = 10.0  # until a file is seen by all, which over NFS takes some
+# Until a file is seen by all: over NFS what a folder holds is known for 30 s, usually.
+SHARED_SECONDS = 40.0
+# What a process may lack, as Python and as the libraries beneath say it.
+WANTED = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+}
+WANTING = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED")
 
 
 class Unreadable(Exception):
@@ -67,27 +79,48 @@ def offered(
         raise FolderError(found["why"])
     deadline = time.monotonic() + SHARED_SECONDS
     wait = bool(found["steps"])
-    while wait and found["chosen"] not in store.steps():
-        time.sleep(0.1)
-        store.look_again()
-        wait = time.monotonic() < deadline
+    with cluster.busy():
+        while wait and found["chosen"] not in store.steps():
+            time.sleep(0.1)
+            store.look_again()
+            wait = time.monotonic() < deadline
     return found["steps"], found["chosen"]
 
 
 def by_all(read: Callable[[], T]) -> T:
-    """What is read, if every process can; what comes next they do together."""
+    """What is read, if every process can; what comes next they do together.
+
+    Raises:
+        Unreadable: A process cannot read it.
+        FolderError: A process cannot read it now, for want of memory or permission.
+    """
     found: Any = None
-    problem = ""
+    problem, passes = "", False
     try:
         with cluster.busy():
             found = read()
     except Exception as error:  # Orbax raises errors of any kind
         first = first_line(error).partition(" See full")[0]
-        problem = f"{type(error).__name__}: {first}"
-    problems = cluster.exchange("checkpoint that all can read", problem)
-    if any(problems):
-        raise Unreadable(next(filter(None, problems)))
+        problem, passes = f"{type(error).__name__}: {first}", _passes(error)
+    answer = json.dumps([problem, passes])
+    answers = cluster.exchange("checkpoint that all can read", answer)
+    problems = [(text, now) for text, now in map(json.loads, answers) if text]
+    for text, now in problems:
+        if now:
+            raise FolderError(
+                f"a checkpoint cannot be read now ({text}); it may well be whole: make "
+                "room or give permission, and repeat the command"
+            )
+    if problems:
+        raise Unreadable(problems[0][0])
     return found
+
+
+def _passes(error: Exception) -> bool:
+    """Whether it is this process or machine that lacks something, not the file."""
+    if isinstance(error, MemoryError) or any(word in str(error) for word in WANTING):
+        return True
+    return isinstance(error, OSError) and error.errno in WANTED
 
 
 def shared_by_all(folder: Path) -> None:
@@ -97,8 +130,9 @@ def shared_by_all(folder: Path) -> None:
     """
     wanted = cluster.agree("lock", owner(folder))
     deadline = time.monotonic() + SHARED_SECONDS
-    while not (same := owner(folder) == wanted) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with cluster.busy():
+        while not (same := owner(folder) == wanted) and time.monotonic() < deadline:
+            time.sleep(0.1)
     answers = cluster.exchange("folder", "" if same else socket.gethostname())
     other = next(((number, host) for number, host in enumerate(answers) if host), None)
     if other is None:

@@ -57,7 +57,8 @@ def allowed(
         raise FolderError(
             f"{folder} holds another run, so this one cannot go on from it:{listed}\n"
             "Repeat that run's options, choose another folder with hydra.run.dir=DIR, "
-            "or force it with checkpoint.force=true"
+            "or force it with checkpoint.force=true (in a script, "
+            "parsgd.Checkpoints(DIR, force=True))"
         )
     return [
         f"resumes with {key}={after}, was {before}"

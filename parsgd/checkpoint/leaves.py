@@ -42,7 +42,13 @@ def names(tree: Any) -> list[str]:
     short = [jax.tree_util.keystr(p, simple=True, separator="/") for p in paths]
     if len({*short}) == len(short):
         return short
-    return [jax.tree_util.keystr(path) for path in paths]
+    # A key holds a slash: as in JSON pointers.
+    return ["/".join(map(_part, path)) for path in paths]
+
+
+def _part(key: Any) -> str:
+    text = jax.tree_util.keystr((key,), simple=True)
+    return text.replace("~", "~0").replace("/", "~1")
 
 
 def describe(state: TrainState, shared: TrainState) -> dict[str, Leaf]:

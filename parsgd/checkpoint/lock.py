@@ -38,7 +38,8 @@ def locked(folder: Path) -> Iterator[None]:
             other = file.read().rpartition(",")[0] or "another process"
             raise FolderError(
                 f"{folder} is in use by {other}: two runs cannot save into one folder. "
-                "Wait for it or end it, or choose another folder with hydra.run.dir=DIR"
+                "Wait for it or end it, or choose another folder: hydra.run.dir=DIR, "
+                "in a script parsgd.Checkpoints(DIR)"
             ) from None
         except OSError as error:
             raise unwritable(folder, error) from error

@@ -50,9 +50,10 @@ def refuse_pattern(folder: Path) -> None:
     Raises:
         FolderError: Names them.
     """
-    if odd := [c for c in PATTERN if c in str(folder.absolute())]:
+    path = folder.resolve()  # as the store works in it
+    if odd := [c for c in PATTERN if c in str(path)]:
         raise FolderError(
-            f"{folder.absolute()}: checkpoints cannot be in a folder whose path has "
+            f"{path}: checkpoints cannot be in a folder whose path has "
             f"{' '.join(odd)} in it, as they could not be read again: choose another "
             "with hydra.run.dir=DIR, or go on without them (checkpoint.rounds=null, in "
             "a script checkpoints=None)"

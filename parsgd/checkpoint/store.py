@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from etils import epath
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
+from parsgd.checkpoint.agreed import SHARED_SECONDS
 from parsgd.checkpoint.choice import chosen
 from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
 from parsgd.errors import UserError, first_line
@@ -177,6 +179,12 @@ class Store:
                 path.rename(free(path.with_name(path.name + suffix)))
         cluster.agree("set aside", "")  # before the others look
         self.look_again()
+        deadline = time.monotonic() + SHARED_SECONDS
+        with cluster.busy():
+            # What Orbax still listed it would not write again.
+            while {*steps} & {*self.steps()} and time.monotonic() < deadline:
+                time.sleep(0.1)
+                self.look_again()
 
     def look_again(self) -> None:
         """Take notice of what others have changed in the folder."""

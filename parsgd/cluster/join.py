@@ -147,5 +147,7 @@ def _use_batch_scheduling() -> None:
 
 
 def _give_up(message: str) -> None:
-    print(f"parsgd: {message}", file=sys.stderr, flush=True)
-    os._exit(2)
+    try:
+        print(f"parsgd: {message}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(2)

@@ -237,8 +237,14 @@ def check_port(coordinator: str) -> None:
             probe.bind(("", port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            why = "another program has it" if taken else error.strerror
+            why = f"{error.strerror}; choose another"
+            if taken:
+                why = (
+                    "another program has it, perhaps what is left of a run that was "
+                    "killed, which ends by itself within some seconds: try again, or "
+                    "choose another"
+                )
             raise UserError(
                 f"cluster.coordinator={coordinator}: process 0 cannot listen on port "
-                f"{port}: {why}; choose another"
+                f"{port}: {why}"
             ) from error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from parsgd.errors import UserError
-from parsgd.signals import ENDING, handled, is_same
+from parsgd.signals import ENDING, handled, is_same, terminal_may_close
 
 LAST_LINES = 5
 POLL_SECONDS = 0.1
@@ -132,7 +132,8 @@ def _report(failed: "_Process", count: int) -> None:
     lines = [line for line in failed.last if line.strip()]
     said = ". Its last lines:" if lines else "; it had printed nothing"
     text = f"parsgd: process {failed.number} of {count} {how}{others}{said}"
-    print("\n  ".join([text, *lines]), file=sys.stderr, flush=True)
+    with terminal_may_close():
+        print("\n  ".join([text, *lines]), file=sys.stderr, flush=True)
 
 
 class _Process:
@@ -228,8 +229,9 @@ class _Process:
         text = line.decode(errors="replace").rstrip("\r")
         self.last.append(text)
         stream = sys.stdout if pipe is self.pipes[0] else sys.stderr
-        print(f"[{self.number}] {text}" if self.number else text, file=stream)
-        stream.flush()
+        with terminal_may_close():
+            print(f"[{self.number}] {text}" if self.number else text, file=stream)
+            stream.flush()
 
 
 def _ending(pid: int) -> int | None:

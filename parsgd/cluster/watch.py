@@ -152,7 +152,8 @@ class Watch:
             try:
                 missing = self._missing(self.silence)
             except Exception:  # a watch that stops would look like a process gone
-                traceback.print_exc()
+                with contextlib.suppress(OSError, ValueError):
+                    traceback.print_exc()
                 continue
             if missing:
                 self._end(missing)
@@ -257,11 +258,15 @@ class Watch:
         known = not self._failure or self._failure == missing
         own = "" if known else f", after its own failure: {self._failure}"
         message = f"parsgd: {missing}. Process {self._process} stops{where}{own}"
-        print(message, file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        if self._process == 0:
-            # Whose end launchers wait for first: let the others see the reason before.
-            self._leaving = True
-            self.fail(missing)
-            time.sleep(FAILED_SECONDS + 4 * BEAT_SECONDS)
-        os._exit(1)
+        try:
+            # A disk may be full, and a terminal or pipe gone: it ends all the same.
+            with contextlib.suppress(OSError, ValueError):
+                print(message, file=sys.stderr, flush=True)
+                sys.stdout.flush()
+            if self._process == 0:
+                # Whose end launchers wait for first: let the others see why before.
+                self._leaving = True
+                self.fail(missing)
+                time.sleep(FAILED_SECONDS + 4 * BEAT_SECONDS)
+        finally:
+            os._exit(1)

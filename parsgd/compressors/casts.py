@@ -89,8 +89,8 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
             array.
 
     Returns:
-        A compressor of ``n + 4`` bytes, or ``n`` unscaled; contracts, unscaled only
-        what lies within the format's range.
+        A compressor of ``n + 4`` bytes, or ``n`` unscaled. Contracts if scaled: beyond
+        the format's range an error has no bound.
 
     Raises:
         UserError: Unknown ``format``.
@@ -132,7 +132,8 @@ def fp8(*, format: str = "e4m3", scaled: bool = True) -> Compressor:
             v = v * (payload.scale / largest)
         return v.reshape(like.shape).astype(like.dtype)
 
-    return Compressor(encode, decode, f"fp8({format})", contracts=True)
+    name, needs = f"fp8({format})", "scaled=True"
+    return Compressor(encode, decode, name, contracts=scaled, contracts_with=needs)
 
 
 def _cast(dtype: Any, name: str) -> Compressor:

@@ -13,11 +13,12 @@ _DRAWS = " (whose key is None without stochastic=True)"
 _UNKNOWN = " (whose key is None without shared_key=True)"
 
 
-def checked(compressor: Compressor) -> Compressor:
+def checked(compressor: Compressor, argument: str = "compressor") -> Compressor:
     """The same compressor, which reports mistakes when it is traced, at no cost later.
 
     Args:
         compressor: As given.
+        argument: What it was given as.
 
     Raises:
         UserError: ``compressor`` is not a `Compressor`; or, when it is used, its
@@ -26,7 +27,7 @@ def checked(compressor: Compressor) -> Compressor:
     if not isinstance(compressor, Compressor):
         given = getattr(compressor, "__name__", None) or type(compressor).__name__
         raise UserError(
-            f"compressor={given}: give a Compressor, such as "
+            f"{argument}={given}: give a Compressor, such as "
             "parsgd.compressors.top_k(density=0.01) makes, or "
             "Compressor(encode, decode, 'my_code') of your own functions"
         )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from parsgd.compressors.base import Compressor, Key
+from parsgd.compressors.checked import checked
 from parsgd.compressors.groups import flat32
 from parsgd.compressors.random import uniform_bits
 from parsgd.compressors.scatter import added, packed, scatter, scattered
@@ -76,7 +77,8 @@ def top_k(
         and nothing if k = n: see `parsgd.compressors.index_packing`.
 
     Raises:
-        UserError: ``density`` outside (0, 1], or unknown ``select``.
+        UserError: ``density`` outside (0, 1], unknown ``select``, or ``values`` that
+            are no `Compressor`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,6 +101,7 @@ def top_k(
     """
     _check_density("density", density)
     check_choice("select", select, SELECTIONS)
+    values = None if values is None else checked(values, "values")
     sampled = select == "sampled"
 
     def encode(x: jax.Array, key: Key = None) -> Sparse:

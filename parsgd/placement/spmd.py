@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from parsgd import cluster
 from parsgd.cluster.alike import check_alike
+from parsgd.cluster.fused import small_together
 from parsgd.comm import DEVICES, LANES
 from parsgd.lanes import axes, one_worker, prefixed
 from parsgd.placement.devices import Placement
@@ -59,6 +60,8 @@ def spmd(
 
     if count == 1:
         return body
+    if placement.processes == 1 and placement.devices[0].platform == "cpu":
+        body = small_together(body)
     if placement.kind == "pmap":
         return _pmapped(body, placement, shared_in, shared_out, args)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parsgd.compressors.groups import unit_of
+from parsgd.compressors.groups import largest, unit_of
 from parsgd.errors import UserError
 
 
@@ -55,12 +55,11 @@ def clip(norm: float) -> optax.GradientTransformation:
 def clipped(tree: Any, norm: float) -> Any:
     """A tree of arrays shrunk to a largest norm of all of them together."""
     wide = [g.astype(jnp.float32) for g in jax.tree.leaves(tree)]
-    # With sums, that see what is not finite, where a maximum may drop NaN.
-    tops = [jnp.max(jnp.abs(g), initial=0.0) + jnp.sum(g * 0) for g in wide]
-    largest = jnp.float32(0)
-    for top in tops:
-        largest = jnp.maximum(largest, top) + (largest * 0 + top * 0)
-    down, unit = unit_of(largest)
+    top = jnp.float32(0)
+    for g in wide:
+        own = largest(g)
+        top = jnp.maximum(top, own) + (top * 0 + own * 0)  # a maximum may drop NaN
+    down, unit = unit_of(top)
     wide = [g * down for g in wide]
     squares = sum((jnp.sum(jnp.square(g / unit)) for g in wide), jnp.float32(0))
     # Not c / |g|: the norm itself may be too large for float32.
@@ -69,6 +68,6 @@ def clipped(tree: Any, norm: float) -> Any:
 
     def shrunk(g: jax.Array) -> jax.Array:
         less = (g.astype(jnp.float32) * down * factor).astype(g.dtype)
-        return jnp.where((largest != 0) & shrinks, less, g)
+        return jnp.where((top != 0) & shrinks, less, g)
 
     return jax.tree.map(shrunk, tree)

@@ -4,7 +4,8 @@ Two forms. `idle` does nothing of the reducer, which is enough where it only com
 `dense` runs it with ``update(..., dense=True)``, which optax hands through chains:
 what stands before the compression, such as momentum, works from the first step, and
 the reducer averages as it is and keeps what it needs later. `error_feedback`, `ef21`,
-`compressed_all_reduce` and `power_sgd` know that argument.
+`compressed_all_reduce` and `power_sgd` know that argument, and `skip_nonfinite` and
+optax's wrappers hand it on.
 """
 
 from typing import Any
@@ -14,10 +15,23 @@ import jax.numpy as jnp
 import optax
 
 from parsgd import comm
-from parsgd.reducers.feedback import EF21State
+from parsgd.reducers.exchange import ExchangeState
+from parsgd.reducers.feedback import FeedbackState
 from parsgd.reducers.momentum import has_momentum
+from parsgd.reducers.nonfinite import SkipState
+from parsgd.reducers.power_sgd import PowerSGDState
 
 PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
+# States of reducers that have nothing to do before they compress.
+ONLY_COMPRESS = (ExchangeState, FeedbackState, PowerSGDState)
+# Beside tuples, which are those of `optax.chain`; dicts are those of named chains.
+HOLD_OTHERS = (
+    dict,
+    SkipState,
+    optax.MaskedState,
+    optax.ApplyIfFiniteState,
+    optax.transforms.PartitionState,
+)
 
 
 def idle(
@@ -52,8 +66,14 @@ def dense(reducer: optax.GradientTransformation) -> optax.GradientTransformation
     return optax.GradientTransformation(reducer.init, update)
 
 
-def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> bool:
-    """Whether a reducer has something to do in dense steps and takes ``dense=True``.
+def works_dense(reducer: optax.GradientTransformation) -> bool:
+    """Whether a reducer has something to do in dense steps and takes ``dense=True``."""
+    state = jax.eval_shape(reducer.init, PROBE)
+    return takes_dense(reducer) and not isinstance(state, ONLY_COMPRESS)
+
+
+def takes_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> bool:
+    """Whether a reducer, or something in it, reads the argument ``dense``.
 
     Args:
         reducer: The reducer.
@@ -63,14 +83,16 @@ def works_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> b
     whole = optax.with_extra_args_support(reducer)
     state = jax.eval_shape(reducer.init, params)
     jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), params, state)
-    # A chain has more in it than what compresses, such as clipping or momentum.
-    more = is_chain(state) or isinstance(state, EF21State) or has_momentum(state)
-    return asked.was_read and more
+    return asked.was_read
 
 
-def is_chain(state: Any) -> bool:
-    """Whether a transformation with such a state is a chain of several."""
-    return type(state) is tuple
+def does_more(state: Any) -> bool:
+    """Whether a reducer with such a state does more than compress.
+
+    It has momentum, or others in it: clipping, skipping, another reducer for some
+    leaves.
+    """
+    return type(state) is tuple or isinstance(state, HOLD_OTHERS) or has_momentum(state)
 
 
 class _Asked:

@@ -12,17 +12,16 @@ import jax.numpy as jnp
 
 from parsgd import comm
 from parsgd.compressors import Compressor, payload_bytes
-from parsgd.compressors.base import why_grows, why_raw
+from parsgd.compressors.base import why_grows, why_small
 from parsgd.compressors.checked import check_contracts, checked
 from parsgd.compressors.groups import flat32
 from parsgd.errors import UserError, check_whole
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import nan_unless_finite
 from parsgd.reducers.one_sided import gathered, summed
+from parsgd.reducers.paths import Arrays
 from parsgd.reducers.stripes import stripes_of
 from parsgd.reducers.two_sided import exchange_stripes
-
-Arrays = dict[str, jax.Array]
 
 
 class ExchangeState(NamedTuple):
@@ -176,16 +175,16 @@ class Exchange(NamedTuple):
         }
 
     def _why_raw(self, x: Any) -> str:
-        why = why_raw(self.compressor, x, min_size=self.min_size)
-        if why or not self.two_sided:
-            return why
-        return why_grows(x, self._payload(x))
+        return why_small(x, self.min_size) or why_grows(x, self._payload(x))
 
     def _payload(self, x: Any) -> int:
-        """Bytes of a leaf's payload, of all its stripes where it has some."""
-        if not self.two_sided:
-            return payload_bytes(self.compressor, x)
+        """Bytes of a leaf's payload, of all its stripes where it has some.
+
+        What is encoded is float32, whatever the leaf is.
+        """
         spec = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+        if not self.two_sided:
+            return payload_bytes(self.compressor, spec)
         one = jax.eval_shape(lambda v: stripes_of(v, comm.world())[0], spec)
         return comm.world() * payload_bytes(self.compressor, one)
 
@@ -240,7 +239,8 @@ def exchange(
     Raises:
         UserError: ``compressor`` is not a `Compressor`, or ``min_size`` is not a whole
             number of 0 or more, or not 0 with ``bucket``; ``two_sided`` with a
-            compressor whose payloads are summed or that does not shrink its error, or
+            compressor whose payloads are summed, whose workers draw the same numbers,
+            or that does not shrink its error, or
             ``feedback`` with one that does not.
 
     Example:
@@ -255,9 +255,13 @@ def exchange(
     if feedback:
         check_contracts(feedback, compressor, instead)
     if two_sided and (compressor.sums or compressor.shared_key):
+        why = (
+            "its payloads are summed on the way, so there is nothing to encode again"
+            if compressor.sums
+            else "all workers must draw the same, and each encodes another stripe"
+        )
         raise UserError(
-            f"two_sided=True with {compressor.name}: its payloads are summed on the "
-            "way, so there is nothing to encode again; leave two_sided out"
+            f"two_sided=True with {compressor.name}: {why}; leave two_sided out"
         )
     if two_sided and not compressor.contracts:
         raise UserError(

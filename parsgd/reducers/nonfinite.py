@@ -40,7 +40,7 @@ def skips_steps(state: Any) -> bool:
 
 def skip_nonfinite(
     inner: optax.GradientTransformation,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Skip a step if any worker's gradient or update has a NaN or an infinity.
 
     With a gradient g and the update u that ``inner`` makes of it::
@@ -63,7 +63,7 @@ def skip_nonfinite(
         inner: Any optax transformation; sees each worker's own gradient.
 
     Returns:
-        An optax transformation with a `SkipState`.
+        An optax transformation with a `SkipState`. It hands extra arguments on.
 
     Raises:
         UserError: ``inner`` is not an optax transformation.
@@ -78,12 +78,13 @@ def skip_nonfinite(
         (Array([0., 0.], dtype=float32), 1)
     """
     check_transformation("inner", inner)
+    whole = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> Any:
         return SkipState(inner.init(params), *(jnp.int32(0) for _ in range(3)))
 
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        out, new = inner.update(updates, state.inner, params)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        out, new = whole.update(updates, state.inner, params, **extra)
         bad = jnp.int32(~paths.finite(*jax.tree.leaves(updates)))
         unusable = jnp.int32(~paths.finite(*jax.tree.leaves(out)))
         # More than W in all if a gradient is at fault.
@@ -99,4 +100,4 @@ def skip_nonfinite(
             state.overflowed + jnp.int32(overflowed),
         )
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -7,9 +7,9 @@ from parsgd import comm
 from parsgd.compressors import Compressor
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded
+from parsgd.reducers.paths import Arrays
 from parsgd.reducers.two_sided import encoded
 
-Arrays = dict[str, jax.Array]
 Keys = dict[str, jax.Array | None]
 
 

@@ -16,9 +16,8 @@ from parsgd.compressors import Compressor
 from parsgd.compressors.base import Payload
 from parsgd.reducers import paths
 from parsgd.reducers.decoding import mean_is_finite, mean_of_decoded, nan_unless_finite
+from parsgd.reducers.paths import Arrays
 from parsgd.reducers.stripes import real_columns, stripes_of, unstriped
-
-Arrays = dict[str, jax.Array]
 
 
 def encoded(

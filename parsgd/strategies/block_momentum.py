@@ -6,7 +6,8 @@ ICASSP 2016.
 """
 
 import math
-from typing import NamedTuple
+import numbers
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,16 @@ from parsgd.strategies.outer import outer_loop
 GAINS = ("paper", "cntk", "fairseq")
 
 
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 class FilterState(NamedTuple):
     """State of `block_filter`.
 
     Attributes:
         velocity: D, the model's last step (the paper's Delta), zero at first; equal on
-            all workers.
+            all workers; float32 also where parameters are of half precision.
     """
 
     velocity: Params
@@ -68,7 +73,7 @@ def block_momentum_from_time_constant(
     References:
         ``TimeConstant2Momentum`` in CNTK's ``Source/1BitSGD/BlockMomentumSGD.h``.
     """
-    given: dict[str, float | None] = {
+    given: dict[str, Any] = {
         "time_constant": time_constant,
         "workers": workers,
         "local_steps": local_steps,
@@ -81,7 +86,8 @@ def block_momentum_from_time_constant(
             f"global_batch, and got {' and '.join(batches) or 'none'}"
         )
     for name, value in (given | batches).items():
-        if not (isinstance(value, int | float) and value > 0):
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not number or not 0 < float(value) < math.inf:
             raise UserError(
                 f"{name}={value}: block momentum from a time constant needs a number, "
                 "more than 0"
@@ -143,7 +149,8 @@ def block_filter(
         raise UserError(f"eta={eta}: block momentum must be in [0, 1)")
 
     def init(params):
-        return FilterState(jax.tree.map(jnp.zeros_like, params))
+        # A sum of many small pushes, which half precision would round away.
+        return FilterState(jax.tree.map(lambda p: _wide(jnp.zeros_like(p)), params))
 
     def update(updates, state, params=None):
         del params
@@ -162,6 +169,7 @@ def block_filter(
             step = filtered(velocity)
         else:
             step = jax.tree.map(lambda v: (1 + decay) * v, velocity)
+        step = jax.tree.map(lambda s, d: s.astype(d.dtype), step, updates)
         return step, FilterState(velocity)
 
     return optax.GradientTransformation(init, update)
@@ -268,6 +276,7 @@ def block_momentum(
         # model = y - eta D
         decay = 1 - 1 / comm.world() if eta is None else eta
         velocity = state.outer[1].velocity
-        return jax.tree.map(lambda y, v: y - decay * v, state.anchor, velocity)
+        back = lambda y, v: (_wide(y) - decay * v).astype(y.dtype)
+        return jax.tree.map(back, state.anchor, velocity)
 
     return loop._replace(sync=sync, readout=readout)

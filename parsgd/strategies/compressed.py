@@ -15,8 +15,13 @@ from parsgd.compressors import one_bit, scaled_sign
 from parsgd.core import Algorithm, Phase, Strategy
 from parsgd.errors import UserError, check_transformation, check_whole
 from parsgd.reducers import error_feedback, local_momentum, majority_vote
-from parsgd.reducers.dense_start import dense, idle, is_chain, works_dense
-from parsgd.reducers.momentum import has_momentum
+from parsgd.reducers.dense_start import (
+    dense,
+    does_more,
+    idle,
+    takes_dense,
+    works_dense,
+)
 from parsgd.strategies.data_parallel import data_parallel
 
 
@@ -93,12 +98,11 @@ def compressed_sgd(
 
     def init(params: Any) -> Any:
         state = jax.eval_shape(reducer.init, params)
-        more = has_momentum(state) or is_chain(state)
-        if (working or more) and not works_dense(reducer, params):
+        if (working or does_more(state)) and not takes_dense(reducer, params):
             raise UserError(
                 f"start_step={start_step} with a reducer that does more than compress "
-                "(momentum, or a chain) and takes no dense=True: the dense steps would "
-                "be without all of it; use start_step=0"
+                "(momentum, or others in it) and takes no dense=True: the dense steps "
+                "would be without all of it; use start_step=0"
             )
         return first.init(params)
 

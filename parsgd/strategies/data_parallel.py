@@ -23,9 +23,9 @@ def data_parallel(
 
     All communication is in the reducer, or in the optimizer if that contains one:
     ``reducer=r`` is the same as the optimizer ``optax.chain(r, optimizer)``. With
-    neither, nothing is sent and each worker trains alone, as with `single`; a run says
-    so at its start. (Methods with rounds, such as `block_momentum` and `diloco`, take
-    ``reducer=None`` for a dense all-reduce.)
+    neither, nothing is sent (but 4 bytes with ``skip_nonfinite``) and each worker
+    trains alone, as with `single`; a run says so at its start. (Methods with rounds,
+    as `block_momentum` and `diloco`, take ``reducer=None`` for a dense all-reduce.)
 
     Args:
         optimizer: Any optax transformation, perhaps a chain with a reducer in it.

@@ -81,6 +81,11 @@ def dgc_sgd(
         set, and its parts are of steps, not of epochs.
     """
     check_whole("warmup_steps", warmup_steps, 0)
+    if warmup_steps and not warmup_densities:
+        raise UserError(
+            f"dgc_sgd: warmup_steps={warmup_steps} with no warmup_densities: give the "
+            "densities of its parts, or leave warmup_steps out"
+        )
 
     def at(share: float) -> Strategy:
         reducer = dgc(
@@ -99,7 +104,8 @@ def dgc_sgd(
             if momentum and has_momentum(state[1:]):
                 raise UserError(
                     "dgc_sgd with an optimizer that has momentum: the method applies "
-                    f"momentum={momentum} itself, before it sparsifies; use plain SGD"
+                    f"momentum={momentum} itself, before it sparsifies; use plain SGD, "
+                    "whose momentum is None (0 keeps a velocity too)"
                 )
             return state
 

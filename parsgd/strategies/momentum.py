@@ -9,7 +9,9 @@ import optax.contrib
 
 from parsgd import comm
 from parsgd.core import Params
-from parsgd.errors import UserError
+from parsgd.errors import check_choice
+from parsgd.reducers.delay import DelayState
+from parsgd.reducers.nonfinite import SkipState
 
 POLICIES = ("keep", "average", "reset")
 # States that go on, except for the state of another optimizer inside them.
@@ -17,6 +19,8 @@ WITHIN = {
     optax.InjectHyperparamsState: "inner_state",
     optax.InjectStatefulHyperparamsState: "inner_state",
     optax.MultiStepsState: "inner_opt_state",
+    optax.ApplyIfFiniteState: "inner_state",
+    SkipState: "inner",
     optax.ConditionallyMaskState: "inner_state",
     optax.ConditionallyTransformState: "inner_state",
 }
@@ -33,9 +37,7 @@ def check_policy(policy: str) -> None:
     Raises:
         UserError: ``policy`` is not one of `POLICIES`.
     """
-    if policy not in POLICIES:
-        listed = ", ".join(POLICIES)
-        raise UserError(f"momentum_policy={policy!r}: choose one of {listed}")
+    check_choice("momentum_policy", policy, POLICIES)
 
 
 def synchronise(
@@ -46,10 +48,11 @@ def synchronise(
     Args:
         policy: ``"keep"``: each worker keeps its own. ``"average"``: floating-point
             leaves become their mean over workers, counts stay. ``"reset"``: as newly
-            initialised, except that step counts of schedules and conditions go on, and
-            so do gradients that `optax.MultiSteps` has gathered. It is not for
-            optimizers that estimate their own rate, such as `optax.contrib.prodigy`:
-            they would begin every round with the smallest one.
+            initialised, except that step counts of schedules and conditions go on, so
+            do counts of skipped steps, and so do gradients that wait, in
+            `optax.MultiSteps` or `parsgd.reducers.delay`. It is not for optimizers that
+            estimate their own rate, such as `optax.contrib.prodigy`: they would begin
+            every round with the smallest one.
         optimizer: The local optimizer.
         state: Its state at the end of the round.
         params: The parameters that the next round starts from.
@@ -65,25 +68,26 @@ def synchronise(
 
 
 @functools.cache
-def _scheduled() -> tuple[type, ...]:
-    """States whose count a schedule reads: of rates, of weight decay and of noise."""
+def _kept() -> tuple[type, ...]:
+    """States that go on: counts of rates, of decay and of noise; what is delayed."""
     decay = optax.add_decayed_weights(lambda count: 0.0)  # not exported
     return (
         optax.ScaleByScheduleState,
         type(jax.eval_shape(decay.init, ())),
         optax.AddNoiseState,
+        DelayState,
     )
 
 
 def _reset(old: Any, new: Any) -> Any:
-    """``new``, but with the step counts and values of schedules from ``old``."""
-    if isinstance(old, _scheduled()):
+    """``new``, but with what goes on from ``old``."""
+    if isinstance(old, _kept()):
         return old
     for kind, field in WITHIN.items():
         if isinstance(old, kind):
             inner = _reset(getattr(old, field), getattr(new, field))
             return old._replace(**{field: inner})
-    known = (*_scheduled(), *WITHIN, *COUNTED)
+    known = (*_kept(), *WITHIN, *COUNTED)
     fresh = jax.tree.map(
         lambda a, b: _reset(a, b) if isinstance(a, known) else b,
         old,

@@ -13,7 +13,7 @@ import optax
 
 from parsgd.compressors import Compressor
 from parsgd.core import Algorithm, Phase
-from parsgd.errors import UserError, check_whole
+from parsgd.errors import check_whole
 from parsgd.reducers import ExchangeState, paths
 from parsgd.strategies.adam import adam_channel, average, check_adam, moments, zeros
 from parsgd.strategies.data_parallel import data_parallel
@@ -110,12 +110,8 @@ def one_bit_adam(
         One-dimensional leaves, and those that would not shrink, are averaged densely.
     """
     check_adam("one_bit_adam", b1, b2, eps)
-    check_whole("warmup_steps", warmup_steps, 0)
-    if warmup_steps < 1:
-        raise UserError(
-            f"one_bit_adam: warmup_steps={warmup_steps} must be 1 or more, for the "
-            "variance is not updated afterwards"
-        )
+    # At least one: the variance is not updated afterwards.
+    check_whole("warmup_steps", warmup_steps)
     channel = adam_channel(
         "one_bit_adam", compressor, two_sided=two_sided, bucket=bucket, seed=seed
     )

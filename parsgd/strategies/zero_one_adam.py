@@ -245,7 +245,7 @@ def zero_one_adam(
     while kappa * (interval - 1) < freeze_step:
         phases.append(Phase(kappa * (interval - 1), variance_updates, interval))
         interval *= 2
-    for power in range(max_interval.bit_length()):
+    for power in range(int(max_interval).bit_length()):
         start = freeze_step + power * double_steps
         phases.append(Phase(start, local_steps, 1 << power))
     return tuple(phases)

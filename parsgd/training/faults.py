@@ -96,3 +96,11 @@ def first_at_fault(losses: np.ndarray, before: int) -> str:
             )
         return ""  # they share the parameters or the batch that is at fault
     return f"; first that of worker {workers[0]}, at step {before + first + 1}"
+
+
+def too_many(bad: int, step: int, first: str) -> str:
+    """Why a run ends that has had ``bad`` rounds in a row without a finite loss."""
+    return (
+        f"training loss not finite for {counted(bad, 'round')} in a row, at step "
+        f"{step} or before{first}"
+    )

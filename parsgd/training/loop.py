@@ -103,9 +103,10 @@ class Loop:
             self._record()
             keeper.evaluated(meter.round, self._save, healthy=meter.healthy)
         meter.finish()
-        keeper.finish(meter.round, self._save, healthy=meter.healthy)
         if self._evaluate.model is None:  # no step was left to run
             self._evaluate(self._state, meter.phase)
+        # The last to look whether the run is asked to end.
+        keeper.finish(meter.round, self._save, healthy=meter.healthy)
 
     def _run(self, segment: Segment, bound: int) -> None:
         meter, keeper = self._meter, self._keeper

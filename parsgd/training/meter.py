@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from parsgd.traffic import BRANCHES, all_reduce_bytes
 from parsgd.training.engine import Engine, Outcome
-from parsgd.training.faults import first_at_fault
+from parsgd.training.faults import first_at_fault, too_many
 from parsgd.training.plan import Plan
 from parsgd.training.segments import Segment, after, phase_at
 from parsgd.words import counted
@@ -125,11 +125,7 @@ class Meter:
             if self._bad == 1:
                 self._first = first_at_fault(outcome.losses[:, i], before + i * h)
             if self._bad >= self._max_bad_rounds:
-                bad = counted(self._bad, "round")
-                self.diverged = (
-                    f"training loss not finite for {bad} in a row, at step {self.step} "
-                    f"or before{self._first}"
-                )
+                self.diverged = too_many(self._bad, self.step, self._first)
                 return
 
     def _mean(self, losses: np.ndarray) -> float:
@@ -147,6 +143,7 @@ class Meter:
             "bytes_before": self._bytes_before,
             "seconds": self.seconds,
             "loss_of_steps": [self._loss, self._loss_sum, self._loss_steps],
+            "bad_rounds": [self._bad, self._first],
         }
 
     def resume(
@@ -178,6 +175,9 @@ class Meter:
         # Older checkpoints counted rounds: the mean begins anew.
         known = counts.get("loss_of_steps", (self._loss, 0.0, 0))
         self._loss, self._loss_sum, self._loss_steps = known
+        self._bad, self._first = counts.get("bad_rounds", (0, ""))
+        if self._bad >= self._max_bad_rounds:
+            self.diverged = too_many(self._bad, step, self._first)
 
     def cautions(self) -> list[str]:
         """Lines on what a user might not expect of this run."""
