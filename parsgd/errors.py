@@ -1,11 +1,13 @@
 """The exceptions for what a user can mend, and words for all others."""
 
+import math
 import re
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 _STAGE = "in stage "
@@ -116,6 +118,30 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise UserError(f"{name}={value}: give a whole number, {least} or more")
+
+
+def check_positive(name: str, value: Any, more: str = "") -> None:
+    """Refuse what is not a number above 0 and finite.
+
+    Args:
+        name: What the value is of.
+        value: As given.
+        more: What else the argument takes, for the message.
+
+    Raises:
+        UserError: ``value`` is not one; names the argument and its value.
+
+    Example:
+        >>> check_positive("zeta", -1.0)
+        Traceback (most recent call last):
+        parsgd.errors.UserError: zeta=-1.0: give a positive, finite number
+    """
+    try:
+        good = not isinstance(value, bool | str) and 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise UserError(f"{name}={value}: give a positive, finite number{more}")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

@@ -79,7 +79,7 @@ def fit(
         rounds: Budget in rounds of ``local_steps`` steps.
         target_accuracy: Stop at the first evaluation that reaches it, in [0, 1].
         evaluations: How often to evaluate after the start, evenly spaced over the
-            rounds.
+            steps, each at the end of a round; once per round where there are fewer.
         train_examples: Evaluate the training loss on at most this many examples.
         seed: Of the initial parameters, the data order and the randomness of the model,
             such as dropout; 0 to 2**32 - 1. Reducers with random codes have a ``seed``

@@ -115,7 +115,8 @@ def test_H12_forced_it_must_fit(run, command):  # noqa: F811
 def test_saved_runs_do_not_start_anew_unasked(run, command):  # noqa: F811
     code, _, err = command("train", *RUN[:-2], "hydra.run.dir=run")
     assert code == 2
-    assert "holds checkpoints" in err and "checkpoint.rounds" in err
+    assert "holds checkpoints" in err and "checkpoint.rounds, " in err
+    assert "checkpoint.minutes or checkpoint.keep_best" in err
     assert (run / "result.json").is_file()
 
 
@@ -126,6 +127,7 @@ PLAIN = (*RUN[:-2], "rounds=2", "hydra.run.dir=run")  # it saves nothing
 def test_checkpoint_keys_that_nothing_would_use_are_refused(command, tmp_path, given):  # noqa: F811
     code, _, err = command("train", *PLAIN, f"checkpoint.{given}")
     assert code == 2 and "saves no checkpoints, so nothing would use it" in err
+    assert "checkpoint.minutes or checkpoint.keep_best too, or leave it out" in err
     assert f"checkpoint.{given}: " in err
     assert not (tmp_path / "run").exists()
 

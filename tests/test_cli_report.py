@@ -1,6 +1,8 @@
 # ruff: noqa: F811  (pytest finds imported fixtures by their name)
 """`parsgd report` as its user sees it."""
 
+import json
+
 import pytest
 from command_line import command  # noqa: F401
 from fake_jobs import fake_job
@@ -87,3 +89,25 @@ def test_report_complains_about_folders_without_jobs(command, tmp_path):
     assert code == 2
     assert "no folder nowhere" in err
     assert command("report", str(tmp_path))[0] == 2
+
+
+def test_a_strategy_that_an_experiment_chose_keeps_its_name_in_the_table(
+    command, tmp_path
+):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    (tmp_path / "mine" / "experiment" / "low.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /strategy: power_sgd\n"
+        "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      workers: 1,2\n"
+    )
+    words = ("train", "--config-dir", "mine", "+experiment=low", "samples=320")
+    words += ("evaluations=1", "hydra.sweep.dir=sweep")
+    code, out, err = command(*words)
+    assert code == 0, err
+    assert out.count("power_sgd ") >= 2 and "compressed_sgd" not in out
+    record = json.loads((tmp_path / "sweep/0/result.json").read_text())
+    assert record["choices"]["strategy"] == "power_sgd"
+    # The choices are no part of what is compared where a sweep goes on.
+    del record["choices"]
+    (tmp_path / "sweep/0/result.json").write_text(json.dumps(record))
+    code, out, _ = command(*words)
+    assert code == 0 and out.count("completed before: skipped") == 2

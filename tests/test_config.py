@@ -9,12 +9,13 @@ import optax
 import pytest
 import yaml
 from composed import build, compose
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 import parsgd
 from parsgd import UserError
 from parsgd.config import objects
 from parsgd.config.choices import conf_dir
+from parsgd.config.chosen import chosen
 from parsgd.config.targets import call, named_packages
 from parsgd.data.dataset import Dataset, Split, as_floats
 
@@ -218,6 +219,44 @@ def test_every_other_choice_builds(group):
         optimizer = "adam" if path.stem == "adam_sqrt" else "sgd"
         made = build(f"optimizer={optimizer}", f"{group}={path.stem}", "workers=2")
         assert made.config["workers"] == 2
+
+
+def chosen_by(*overrides):
+    cfg = compose(*overrides, return_hydra_config=True)
+    hydra = cfg.hydra
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return chosen(hydra, objects.as_stored(cfg))
+
+
+def test_what_a_file_chose_is_known_unless_something_replaced_it(tmp_path):
+    own = tmp_path / "experiment"
+    own.mkdir()
+    (own / "low.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /strategy: power_sgd\n"
+        "  - override /task/model: logistic\n"
+    )
+    (own / "mine.yaml").write_text(
+        "# @package _global_\nstrategy:\n  _target_: parsgd.local_sgd\n"
+    )
+    where = f"hydra.searchpath=[file://{tmp_path}]"
+    usual = {"task": "digits", "task/model": "mlp", "optimizer": "sgd"}
+    usual |= {"strategy": "sync_sgd", "scaling": "none", "schedule": "constant"}
+    usual |= {"placement": "auto"}
+    assert chosen_by() == usual
+    assert chosen_by("+experiment=low", where) == usual | {
+        "strategy": "power_sgd",
+        "task/model": "logistic",
+    }
+    parts = {"strategy": "compressed", "compressor": "top_k", "feedback": "ef"}
+    assert chosen_by("strategy=compressed", "compressor=top_k") == usual | parts
+    for replaced, words in (
+        ("strategy", ("+experiment=mine", where)),
+        ("strategy", ("strategy._target_=parsgd.single",)),
+        ("placement", ("placement.kind=vmap",)),
+        ("task/model", ("task.model._target_=my.model",)),
+    ):
+        assert chosen_by(*words) == {k: v for k, v in usual.items() if k != replaced}
 
 
 # Sizes and budgets.

@@ -22,6 +22,17 @@ def test_command_line_wins_over_a_strategys_local_steps():
     assert compose().local_steps == 1
 
 
+@pytest.mark.parametrize("strategy", ["sign_sgd_majority", "demo"])
+def test_methods_that_step_by_signs_bring_a_rate_for_them(strategy):
+    rate = lambda *words: compose(f"strategy={strategy}", *words).optimizer
+    assert rate().learning_rate == rate("optimizer=momentum").learning_rate == 0.003
+    assert rate("optimizer.learning_rate=0.5").learning_rate == 0.5
+    assert rate("optimizer=momentum")._target_ == "optax.sgd"
+    fashion = compose(f"strategy={strategy}", "+experiment=compression")
+    assert fashion.optimizer.learning_rate == 0.1  # the experiment's own
+    assert compose("strategy=ef_sign_sgd").optimizer.learning_rate == 0.1
+
+
 @pytest.mark.parametrize("budget", ["samples=1000", "rounds=7", "epochs=3"])
 def test_another_budget_replaces_the_default_one(budget):
     arguments = build(budget).arguments
@@ -126,6 +137,19 @@ def test_an_adam_of_its_own_refuses_what_it_does_not_take(given):
     with pytest.raises(UserError, match=rf"^{key}: parsgd\.one_bit_adam is an Adam"):
         build("strategy=one_bit_adam", given)
     build("strategy=one_bit_adam", "+optimizer.mu_dtype=null")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
+def test_nesterov_without_a_momentum_is_refused(optimizer):
+    words = (f"optimizer={optimizer}", "optimizer.nesterov=true")
+    with pytest.raises(UserError) as error:
+        build(*words)
+    said = str(error.value)
+    assert said.startswith("optimizer.nesterov=true: without a momentum optax.")
+    assert f"optax.{optimizer} " in said and "give optimizer.momentum too" in said
+    assert build(*words, "optimizer.momentum=0.9")
+    assert build("optimizer=momentum", "optimizer.nesterov=true")
+    assert build("optimizer=lars", "optimizer.nesterov=true")
 
 
 def test_C5_block_momentum_is_said():

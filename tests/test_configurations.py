@@ -229,3 +229,47 @@ def test_runs_of_several_processes_are_configurations_of_their_own(tmp_path):
     assert (alone.varied["processes"], both.varied["processes"]) == (None, 2)
     (both,) = results.group(results.load([tmp_path / "b"]))
     assert both.varied == {"processes": 2}  # said also where it tells nothing apart
+
+
+def composed_job(folder, reducer, choices, **more):
+    """A job whose strategy a file chose, not its command line."""
+    call = {"_target_": f"parsgd.reducers.{reducer}"}
+    strategy = {"_target_": "parsgd.compressed_sgd", "reducer": call}
+    fake_job(folder, strategy=strategy, overrides=["+experiment=mine"], **more)
+    path = folder / "result.json"
+    record = json.loads(path.read_text()) | ({"choices": choices} if choices else {})
+    path.write_text(json.dumps(record))
+
+
+def test_a_choice_that_no_override_names_is_called_by_its_name(tmp_path):
+    for name in ("power_sgd", "qsgd"):
+        for seed in (0, 1):
+            folder = tmp_path / f"{name}{seed}"
+            composed_job(folder, name, {"strategy": name}, seed=seed)
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["configuration"]) == ["power_sgd", "qsgd"]
+    assert frame["n"].to_list() == [2, 2]
+    # An earlier result does not tell, and is of the same configuration.
+    composed_job(tmp_path / "power_sgd1", "power_sgd", None, seed=1)
+    frame = results.table(results.load(tmp_path))
+    assert sorted(frame["strategy"]) == ["power_sgd", "qsgd"]
+    assert frame["n"].to_list() == [2, 2]
+    assert results.load(tmp_path / "power_sgd1")[0].choices == {}
+    # What was asked for comes first.
+    composed_job(tmp_path / "qsgd0", "qsgd", {"strategy": "other"}, workers=1)
+    path = tmp_path / "qsgd0" / "result.json"
+    record = json.loads(path.read_text()) | {"overrides": ["strategy=mine"]}
+    path.write_text(json.dumps(record))
+    assert results.table(results.load(path.parent))["strategy"].to_list() == ["mine"]
+
+
+def test_the_file_of_a_task_of_ones_own_is_known_as_before(tmp_path):
+    for name, choices in (("a", None), ("b", {"task": "mine"})):
+        task = {"_target_": "parsgd.tasks.csv", "path": f"/data/{name}.csv"}
+        summary = {"data_checksum": "1a"}
+        write_job(tmp_path / name, [line(9, 0.9)], task=task, summary=summary)
+        path = tmp_path / name / "result.json"
+        record = json.loads(path.read_text()) | {"choices": choices}
+        path.write_text(json.dumps(record))
+    (group,) = results.group(results.load(tmp_path))
+    assert group.task == "a"

@@ -36,7 +36,14 @@ def toy(**changes):
             "test split has 2 examples with",
         ),
         ({"y": np.array([0, 1, 3, 0], np.int32)}, "from 0 to 3.*0 .. 2.*classes to 4"),
-        ({"y": np.array([0, -1, 2, 0], np.int32)}, "from -1 to 2"),
+        (
+            {"y": np.array([0, -1, 2, 0], np.int32)},
+            "from -1 to 2.*: number the classes from 0 or correct",
+        ),
+        (
+            {"y": np.array([1, -1, 1, -1], np.int32), "classes": 2},
+            "from -1 to 1.*: number the classes from 0 or correct",
+        ),
         ({"y": np.array([0.0, 1, 2, 0])}, "float64"),
         ({"classes": 1}, "at least 2"),
         ({"x_test": np.ones((2, 3), np.float32)}, "same kind of example"),

@@ -31,6 +31,39 @@ def test_npz_keeps_bytes_and_standardises_columns(tmp_path):
     assert set(raw.train.x[:, 2]) == {5.0}
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float64])
+def test_npz_standardises_the_columns_of_a_matrix_of_any_type(tmp_path, dtype):
+    rng = np.random.default_rng(0)
+    table = np.stack([rng.integers(0, 2, 50), rng.integers(90, 250, 50)], 1)
+    table = np.concatenate([table, np.full((50, 1), 7)], 1).astype(dtype)
+    np.savez(tmp_path / "a.npz", x=table, y=np.arange(50) % 2)
+    data = load_npz(tmp_path / "a.npz")
+    kept = dtype == np.uint8
+    assert data.train.x.dtype == (np.uint8 if kept else np.float32)
+    x = np.asarray(data.prepare(data.train.x))
+    assert x.dtype == np.float32 and not np.any(x[:, 2])
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(x.std(axis=0), [1, 1, 0], atol=1e-5)
+    np.testing.assert_allclose(data.prepare(data.train.x[3]), x[3], rtol=1e-6)
+    again = load_npz(tmp_path / "a.npz", split_seed=0)
+    assert again.prepare == data.prepare and hash(again.prepare) == hash(data.prepare)
+    raw = load_npz(tmp_path / "a.npz", standardize=False)
+    assert set(np.asarray(raw.prepare(raw.train.x))[:, 2]) == {7.0}
+
+
+def test_a_quantity_for_a_label_is_told(tmp_path):
+    rows = "".join(f"{i % 7}.5,{i * i}\n" for i in range(30))
+    (note,) = load_csv(table(tmp_path, "a,price\n" + rows)).notes
+    assert note.startswith("t: 30 of its 30 classes have a single example. This task")
+    assert "set task.label (of npz task.y; " in note
+    np.savez(tmp_path / "a.npz", x=np.ones((30, 2)), y=np.arange(30) ** 2)
+    assert load_npz(tmp_path / "a.npz").notes == (note.replace("t: ", "a: ", 1),)
+    np.savez(tmp_path / "b.npz", x=np.ones((30, 2)), y=np.arange(30) // 2)
+    assert not load_npz(tmp_path / "b.npz").notes
+    counted = "".join(f"{i},{i % 7}.5,{i * i}\n" for i in range(30))
+    assert len(load_csv(table(tmp_path, "n,a,price\n" + counted)).notes) == 2
+
+
 def test_npz_with_its_own_test_arrays_and_labels_of_any_numbers(tmp_path):
     x = np.eye(6, 2)
     np.savez(
@@ -150,6 +183,22 @@ def test_csv_reads_columns_and_labels_by_name_or_position(tmp_path):
     assert len(counted.train.x) + len(counted.test.x) == 30
     counted = load_csv(table(tmp_path, "0,1,2,3\n" + lines), label=1)
     assert len(counted.train.x) + len(counted.test.x) == 30
+
+
+@pytest.mark.parametrize(("first", "label"), [(0, "label"), (1, "y"), (0, "answer")])
+def test_csv_of_pandas_with_numbered_inputs_and_a_named_label(tmp_path, first, label):
+    names = [str(i) for i in range(first, first + 8)]
+    rows = "".join(
+        ",".join([*(f"{(i * j) % 7}.5" for j in range(8)), f"{i % 2}\n"])
+        for i in range(30)
+    )
+    wide = table(tmp_path, ",".join([*names, label]) + "\n" + rows)
+    assert load_csv(wide, label=label).train.x.shape == (24, 8)
+    assert load_csv(wide).train.x.shape == (24, 8)
+    for header in ("0,1,a", "0,2,3,a", "1,2,2,a"):
+        few = table(tmp_path, header + "\n" + f"{header}\n" * 30)
+        with pytest.raises(UserError, match="looks like data"):
+            load_csv(few)
 
 
 @pytest.mark.parametrize(

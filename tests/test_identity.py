@@ -128,3 +128,11 @@ def test_a_run_resumed_elsewhere_is_told_apart(tmp_path):
         None,
         f"{' and '.join(told)} until step 120",
     }
+
+
+def test_a_warm_up_of_no_rule_tells_nothing_apart(tmp_path):
+    for rule in ("none", "linear"):
+        for seed, epochs in enumerate((0.0, 5.0)):
+            call = {"_target_": f"parsgd.scaling.{rule}", "warmup_epochs": epochs}
+            fake_job(tmp_path / f"{rule}{seed}", seed=seed, scaling=call, overrides=[])
+    assert sorted(table(tmp_path)["n"]) == [1, 1, 2]

@@ -5,8 +5,11 @@ import copy
 from pathlib import Path
 
 import nbformat
+import optax
 import pytest
 from nbclient import NotebookClient
+
+import parsgd
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -73,6 +76,26 @@ def test_outputs_name_no_machine(notebook):
             text = str(out)
             for path in (str(ROOT), str(Path.home()), "/tmp", "/usr/", "site-packages"):
                 assert path not in text, text
+
+
+def test_only_public_names_are_imported(notebook):
+    source = "\n".join(cell.source for cell in code_cells(notebook))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.module.startswith("parsgd."), node.module
+
+
+def test_the_bytes_that_are_shown_of_the_papers_methods_are_those_they_send():
+    cells = code_cells(nbformat.read(ROOT / "notebooks" / "ef_signsgd.ipynb", 4))
+    (source,) = [cell.source for cell in cells if "def methods(" in cell.source]
+    names: dict = {"optax": optax, "parsgd": parsgd}
+    exec(source, names)
+    (text,) = [printed(cell) for cell in cells if "bytes per step" in printed(cell)]
+    shown = {row.split()[0]: row.split()[-1] for row in text.splitlines()[1:]}
+    sizes = {"workers": 4, "worker_batch": 8, "rounds": 1, "evaluations": 1}
+    for name, method in names["methods"](0.1).items():
+        run = parsgd.fit(parsgd.digits(), method, **sizes)
+        assert shown[name] == f"{run.summary['bytes_per_round']:,.0f}", name
 
 
 def test_a_strategy_of_ones_own_takes_under_15_lines():

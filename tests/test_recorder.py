@@ -88,8 +88,10 @@ def test_a_run_that_fails_is_interrupted_and_lets_the_folder_go(tmp_path):
 
 
 def test_a_folder_that_another_run_holds_is_refused(tmp_path):
-    with results.held(tmp_path / "a"), pytest.raises(FolderError, match="another job"):
+    with results.held(tmp_path / "a"), pytest.raises(FolderError) as error:
         run(tmp_path / "a")
+    said = str(error.value)
+    assert "another job" in said and "in a script, the Recorder's folder" in said
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,22 @@ def test_the_most_accurate_is_not_told_apart_from_those_within_its_error(tmp_pat
     assert tile.note == f"n = 2; 1 more {ALIKE}"
 
 
+def test_the_most_accurate_is_a_row_without_diverged_runs_while_there_are_any(tmp_path):
+    for seed, status in enumerate(("completed", "diverged", "diverged")):
+        more = {"seed": seed, "last": 0.99, "workers": 8, "status": status}
+        job(tmp_path / "bad" / str(seed), **more)
+    said, found = answer(tmp_path, target=1.0)
+    (tile,) = [tile for tile in found if tile.title == "Most accurate"]
+    assert tile.configuration == "local_sgd" and tile.note == "n = 1; 2 of 3 diverged"
+    assert "the most accurate is local_sgd with 0.9900; 2 of 3 diverged." in said
+    for seed in range(3):
+        job(tmp_path / "good" / str(seed), seed=seed, last=0.9, workers=2)
+    said, found = answer(tmp_path, target=1.0)
+    (tile,) = [tile for tile in found if tile.title == "Most accurate"]
+    assert (tile.configuration, tile.note) == ("local_sgd, workers=2", "n = 3")
+    assert "the most accurate is local_sgd, workers=2 with 0.9000 ± 0." in said
+
+
 @pytest.mark.parametrize("away, told", [(0.001, True), (0.0001, False)])
 def test_two_runs_of_each_tell_little_apart(tmp_path, away, told):
     """Two standard errors are too few for two runs: t at 95 % is 4.3 and more."""
@@ -323,6 +339,38 @@ def test_the_error_of_samples_is_shown(tmp_path):
     assert "500 ± 100" in printed(tmp_path)
 
 
+def accuracies(folder, *found, **more):
+    lines = [line(n, accuracy) for n, accuracy in enumerate(found)]
+    write_job(folder, lines, summary=SHORT, **more)
+
+
+def test_a_best_that_is_near_the_untrained_is_told_from_one_that_is_not_above(tmp_path):
+    for workers in (1, 2):
+        accuracies(tmp_path / str(workers), 0.95, 0.96, 0.965, workers=workers)
+    near = "98% of the best, 0.9650, is no more than untrained, 0.9500"
+    remedy = "with `parsgd report DIR target=ACCURACY`"
+    text = printed(tmp_path, None)
+    assert f"target: none ({near})" in text and remedy in text
+    said, _ = answer(tmp_path, None)
+    assert f"{near}, so there is no target to race to." in said and remedy in said
+    assert "no run did better" not in text + said
+    for workers in (1, 2):
+        accuracies(tmp_path / str(workers), 0.95, 0.94, 0.95, workers=workers)
+    text = printed(tmp_path, None)
+    assert "no run did better than untrained, 0.9500" in text and remedy not in text
+
+
+def test_accuracies_without_a_target_can_be_sorted_by(tmp_path):
+    for workers, best in ((1, 0.951), (2, 0.965), (4, 0.96)):
+        accuracies(tmp_path / str(workers), 0.95, best, workers=workers)
+    text = printed(tmp_path, None, "accuracy")
+    assert [row.split()[1] for row in rows(text)] == ["2", "4", "1"]
+    assert "sort=accuracy: by accuracy" in text and "changes nothing" not in text
+    text = printed(tmp_path, None, "bytes")
+    assert [row.split()[1] for row in rows(text)] == ["2", "4", "1"]
+    assert "sort=bytes changes nothing: there is no target" in text
+
+
 def test_how_finely_costs_are_known_is_said(tmp_path):
     job(tmp_path / "3/4", workers=4, samples=2000)
     for workers in (1, 2):
@@ -331,6 +379,14 @@ def test_how_finely_costs_are_known_is_said(tmp_path):
     (tmp_path / "3/4/result.json").unlink()
     assert "evaluated every 500 samples: smaller" in printed(tmp_path)
     assert "evaluated every" not in printed(tmp_path / "1")
+
+
+def test_unevenly_spaced_evaluations_are_told_by_their_widest_gap(tmp_path):
+    ends = (100, 200, 300, 1000)
+    lines = [line(n, 0.9, samples=end) for n, end in enumerate((0, *ends))]
+    write_job(tmp_path / "uneven", lines, summary=SHORT)
+    job(tmp_path / "other", workers=2, samples=700)
+    assert "evaluated every 700 samples: smaller" in printed(tmp_path)
 
 
 def test_a_row_that_ends_below_the_target_that_it_reached_is_named(tmp_path):

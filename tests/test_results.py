@@ -41,6 +41,25 @@ def test_single_seed_has_no_standard_error(tmp_path):
     assert row["n"] == 1 and row["accuracy_sem"] is None
 
 
+def test_a_test_loss_is_the_mean_of_all_its_runs_or_none(tmp_path):
+    def lost(folder, losses, workers):
+        for seed, loss in enumerate(losses):
+            lines = [line(0, None), line(9, None, test_loss=loss)]
+            write_job(folder / str(seed), lines, seed=seed, workers=workers)
+
+    lost(tmp_path / "a", (0.2, 0.4), 2)
+    lost(tmp_path / "b", (0.1, None), 4)  # not finite
+    frame = results.table(results.load(tmp_path))
+    row, other = frame.to_dicts()
+    assert row["test_loss"] == pytest.approx(0.3) and row["n"] == other["n"] == 2
+    assert row["test_loss_sem"] == pytest.approx(0.1)
+    assert other["test_loss"] is None and other["test_loss_sem"] is None
+    assert texts(frame, "test_loss") == ["0.3 ± 0.1", "-"]
+    assert not no_spread(frame)
+    lost(tmp_path / "b", (0.5, 0.5), 4)
+    assert no_spread(results.table(results.load(tmp_path)))
+
+
 def test_to_target_is_the_first_evaluation_without_interpolation(tmp_path):
     curve = [line(0, 0.1), line(10, 0.5), line(20, 0.95), line(30, 0.80)]
     write_job(tmp_path, curve)

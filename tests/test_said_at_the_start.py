@@ -64,6 +64,20 @@ def test_a_reset_of_an_estimated_rate_is_said(strategy, optimizer, said):
     assert (line in made.lines) == said
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("scaling=none", "scaling.warmup_epochs=5"), True),
+        (("scaling=none",), False),
+        (("scaling=sqrt", "scaling.warmup_epochs=5"), False),
+    ],
+)
+def test_a_warm_up_of_no_rule_is_said_to_be_unused(given, said):
+    lines = build(*given, "workers=2").lines
+    line = "scaling.warmup_epochs=5 is not used: with scaling=none there is no other "
+    assert any(one.startswith(line) for one in lines) == said
+
+
 def test_one_is_singular():
     assert "vmap: 1 worker = 1 cpu device x 1 lane (" in place(1).describe()
     (line, _) = make_plan(40, workers=1, worker_batch=40, epochs=1).describe(1)

@@ -1,5 +1,7 @@
 """Every algorithm against its oracle, and the identities that relate them."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from zoo import ZOO
 
 import parsgd
-from parsgd import comm
+from parsgd import UserError, comm
 from parsgd.compressors import scaled_sign, top_k
 from parsgd.core import init_state, no_sync, phases, run_round
 from parsgd.placement.spmd import spmd
@@ -334,3 +336,27 @@ def test_numbers_of_numpy_are_whole_too():
     strategy = parsgd.sync_sgd(optax.sgd(0.1))
     (phase,) = parsgd.core.phases((parsgd.Phase(np.int64(0), strategy, np.int32(4)),))
     assert phase.local_steps == 4
+
+
+def test_an_outer_learning_rate_may_be_a_schedule_of_rounds():
+    def rate(rounds):
+        return jnp.take(jnp.float32([0.5, 0.25]), rounds)
+
+    method = parsgd.diloco(optax.sgd(LR), outer_learning_rate=rate, outer_momentum=0.5)
+    x, state = jnp.zeros(2), jax.vmap(method.init)(jnp.zeros(2))
+    sync = jax.vmap(method.sync, axis_name=comm.LANES)
+    for wanted in (-0.5 * (0.5 * 2 + 2), -1.5 - 0.25 * (0.5 * 3 + 2)):
+        x, state = sync(x - jnp.array([1.0, 3.0]), state)  # d = 2 in each round
+        np.testing.assert_allclose(x, [wanted, wanted], rtol=1e-6)
+    constant = parsgd.diloco(optax.sgd(LR), outer_learning_rate=lambda rounds: 0.7)
+    assert_same(last(constant, 3, 3, 9), last(parsgd.diloco(optax.sgd(LR)), 3, 3, 9))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "fast", True, None])
+def test_outer_rates_are_positive_numbers(value):
+    with pytest.raises(UserError, match=f"^outer_learning_rate={value}: give a posit"):
+        parsgd.diloco(optax.sgd(LR), outer_learning_rate=value)
+    with pytest.raises(UserError, match=f"^zeta={value}: give a positive, finite num"):
+        parsgd.block_momentum(optax.sgd(LR), zeta=value)
+    assert parsgd.diloco(optax.sgd(LR), outer_learning_rate=np.float32(0.5))
+    assert parsgd.block_momentum(optax.sgd(LR), zeta=jnp.float32(0.5))

@@ -9,6 +9,7 @@ from tiny import scalar, tiny
 
 import parsgd
 from parsgd.training.engine import Engine
+from parsgd.training.segments import Segment, stretches
 
 
 def test_C1_C6_rounds_and_the_last_short_one():
@@ -112,6 +113,39 @@ def test_post_local_takes_single_steps_first():
     )  # fmt: skip
     steps = [r["step"] for r in run.history]
     assert steps == [0, 1, 2, 3, 4, 5, 6, 11, 16, 21, 24]
+
+
+@pytest.mark.parametrize("evaluations", [1, 3, 10, 30])
+def test_evaluations_are_spaced_by_steps_where_rounds_differ(evaluations):
+    def ends(*run):
+        parts = stretches(run, evaluations)
+        return [sum(part.rounds for part in stretch) for stretch in parts]
+
+    # 105 single steps, then 115 more in rounds of 16.
+    run = [Segment(0, 1, 105), Segment(1, 16, 7), Segment(1, 3, 1)]
+    bounds = np.cumsum(ends(*run))
+    assert len({*bounds}) == len(bounds) == evaluations and bounds[-1] == 113
+    steps = np.cumsum([s.local_steps for s in run for _ in range(s.rounds)])
+    if evaluations < 30:  # with more, several are nearest to the end of one round
+        for i, bound in enumerate(bounds):
+            away = np.abs(steps - 220 * (i + 1) / evaluations)
+            assert away[bound - 1] == away.min()
+    assert max(np.diff([0, *steps[bounds - 1]])) <= 220 / evaluations + 16
+    # Rounds of one H are shared out by their number, also where the last is short.
+    for equal in ([Segment(0, 4, 83)], [Segment(0, 4, 82), Segment(0, 1, 1)]):
+        shares = [round(83 * (i + 1) / evaluations) for i in range(evaluations)]
+        assert [*np.cumsum(ends(*equal))] == shares
+
+
+def test_long_rounds_leave_as_many_evaluations_as_were_asked_for():
+    for run in ([(1, 100), (64, 2)], [(64, 2), (1, 100)], [(50, 1), (1, 9), (50, 1)]):
+        run = [Segment(i, *sizes) for i, sizes in enumerate(run)]
+        rounds = sum(part.rounds for part in run)
+        for count in range(1, rounds + 2):
+            parts = [*stretches(run, count)]
+            assert len(parts) == min(count, rounds) and all(parts)
+            done = sum(part.steps for stretch in parts for part in stretch)
+            assert done == sum(part.steps for part in run)
 
 
 def test_B14_dense_start_is_sync_sgd_to_the_bit():

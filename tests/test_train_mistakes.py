@@ -111,6 +111,16 @@ def test_parameters_must_have_a_gradient():
         ({"global_batch": 2, "workers": 4}, "global_batch=2.*workers=4"),
         ({"global_batch": 10, "workers": 4}, "global_batch=8 or 12"),
         ({"worker_batch": 200}, "more than the 96"),
+        (
+            {"global_batch": 2000, "workers": 5},
+            "^global_batch=2000 is more than the 96 training examples: "
+            "use 95 or less, a multiple of workers=5$",
+        ),
+        ({"global_batch": 97}, "global_batch=97 is .* examples: use 96 or less$"),
+        (
+            {"global_batch": 200, "workers": 100},
+            "use at most workers=96 and global_batch=96$",
+        ),
         ({"worker_batch": 4, "local_steps": 0}, "local_steps=0"),
         (
             {"worker_batch": 4, "local_steps": 2},

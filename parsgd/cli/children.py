@@ -68,12 +68,14 @@ def lose(
 
 
 def _store(folder: Path, config: Any, why: str) -> None:
+    from parsgd.config.chosen import chosen
     from parsgd.config.objects import as_stored
 
     job = results.read_job(folder)  # whatever there is of it
     if job.status in DONE:  # it was killed after its end, or before it began anew
         return
     overrides = list(config.hydra.overrides.task)
+    hydra = config.hydra
     with open_dict(config):
         del config["hydra"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +86,7 @@ def _store(folder: Path, config: Any, why: str) -> None:
         "reason": why,
         "config": job.config if begun else stored,
         "overrides": overrides,
+        "choices": chosen(hydra, stored),
         "started": job.started if begun else None,
         "summary": {},
         "final": job.metrics[-1] if begun and job.metrics else None,

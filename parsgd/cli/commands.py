@@ -76,6 +76,8 @@ def train(arguments: list[str]) -> int:
         from parsgd.cli.launchers import elsewhere, own_share
         from parsgd.cli.search import comparable, refuse_other_trial
         from parsgd.cli.sweep_folder import note_refused
+        from parsgd.config.chosen import chosen
+        from parsgd.config.objects import as_stored
 
         if Settings(**OmegaConf.to_container(cfg.cluster)) != settings:  # type: ignore[arg-type]
             raise UserError(
@@ -97,7 +99,13 @@ def train(arguments: list[str]) -> int:
             sys.unraisablehook = uncaught  # as in the process of the command
             own_share(hydra_config, cfg)
         outcome = run_job(
-            cfg, folder, overrides, allowed=allowed, alone=not sweeping, quiet=quiet
+            cfg,
+            folder,
+            overrides,
+            allowed=allowed,
+            alone=not sweeping,
+            choices=chosen(hydra_config, as_stored(cfg)),
+            quiet=quiet,
         )
         if sweeping:
             if first:

@@ -74,6 +74,7 @@ def run_job(
     *,
     allowed: Sequence[str] = ALLOWED,
     alone: bool = False,
+    choices: Mapping[str, str] | None = None,
     quiet: bool = False,
     console: Console | None = None,
 ) -> Outcome:
@@ -90,6 +91,7 @@ def run_job(
         alone: Whether it is no job of a sweep. Then one that is refused leaves nothing,
             where in a sweep its reason becomes a row of the table.
         quiet: Show nothing while it runs: others run beside it.
+        choices: Which choice of each group the config has, for the record.
         console: Where to show progress.
 
     Raises:
@@ -98,7 +100,7 @@ def run_job(
     console = console or Console(quiet=quiet or not cluster.is_first())
     display = Progress(console, brief=not alone)
     with contextlib.closing(JobRecorder(folder, display, overrides)) as recorder:
-        return _run_job(cfg, folder, overrides, recorder, allowed, alone)
+        return _run_job(cfg, folder, overrides, recorder, allowed, alone, choices)
 
 
 def _run_job(
@@ -108,10 +110,12 @@ def _run_job(
     recorder: "JobRecorder",
     allowed: Sequence[str],
     alone: bool,
+    choices: Mapping[str, str] | None,
 ) -> Outcome:
     first = cluster.is_first()
     record: dict[str, Any] = {"overrides": list(overrides), "started": _now()}
     record["versions"] = results.versions()  # of what runs, not of what is there later
+    record["choices"] = dict(choices or {})
     config = as_stored(cfg)
     back = saving.goes_back(cfg)  # to before its end
     done = "" if back else settled(folder, config)

@@ -80,9 +80,10 @@ def checkpoints(
     if not saves(cfg):
         if has_checkpoints(folder):
             raise FolderError(
-                f"{where} holds checkpoints, and without checkpoint.rounds or "
-                "checkpoint.minutes this run would start anew beside them: give one of "
-                "the two to go on, or choose another folder with hydra.run.dir=DIR"
+                f"{where} holds checkpoints, and without checkpoint.rounds, "
+                "checkpoint.minutes or checkpoint.keep_best this run would start anew "
+                "beside them: give one of these to go on, or choose another folder "
+                "with hydra.run.dir=DIR"
             )
         return None
     return Checkpoints(

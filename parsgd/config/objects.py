@@ -186,8 +186,9 @@ def _check_off(node: DictConfig) -> None:
             given = f"checkpoint.{f.name}={str(value).lower()}"
             raise UserError(
                 f"{given}: this run saves no checkpoints, so nothing would use it: "
-                "give checkpoint.rounds or checkpoint.minutes too, or leave it out; a "
-                "run that saved goes on with `parsgd train resume=DIR`"
+                "give checkpoint.rounds, checkpoint.minutes or checkpoint.keep_best "
+                "too, or leave it out; a run that saved goes on with `parsgd train "
+                "resume=DIR`"
             )
 
 

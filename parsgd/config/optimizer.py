@@ -66,6 +66,7 @@ def make_optimizer(
             f"optimizer.learning_rate={base}: give the base rate as a number, 0 or "
             "more; scaling and schedule change it"
         )
+    _check_nesterov(node)
     own = is_adam(config["strategy"])
     adam = _of_adam(node, config["strategy"]) if own else {}
     rule = call(config["scaling"], "scaling", allowed=allowed)
@@ -98,6 +99,12 @@ def make_optimizer(
         "reference_batch": rule.reference_batch,
     } | {f"scaled_{name}": value for name, value in others.items()}
     lines = _describe(rule, batch, base, factor, others, warmup)
+    asked = config["scaling"].get("warmup_epochs")
+    if asked and rule.rule == "none":
+        lines.append(
+            f"scaling.warmup_epochs={asked} is not used: with scaling=none there is no "
+            "other rate to warm up to"
+        )
     if factor > 1 and warmup >= plan.steps:
         lines.append(
             f"warning: the warm-up takes {warmup} steps and the run has {plan.steps}, "
@@ -167,6 +174,21 @@ def _of_adam(node: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[str, 
             "optimizer=adam and leave the rest at its defaults"
         )
     return {name: strategy.get(name, given[name]) for name in taken}
+
+
+def _check_nesterov(node: Mapping[str, Any]) -> None:
+    """Refuse a kind of momentum where there is none; optax says nothing.
+
+    Raises:
+        UserError: What to give.
+    """
+    target = str(node["_target_"])
+    without = target in ("optax.sgd", "optax.rmsprop") and node.get("momentum") is None
+    if without and node.get("nesterov") is True:
+        raise UserError(
+            f"optimizer.nesterov=true: without a momentum {target} does not use it: "
+            "give optimizer.momentum too, such as 0.9, or leave optimizer.nesterov out"
+        )
 
 
 def _schedule(node: Mapping[str, Any], allowed: Sequence[str]) -> Any:

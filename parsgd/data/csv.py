@@ -99,16 +99,20 @@ def _load(
         x, y, test_fraction=test_fraction, seed=split_seed, name=file.stem
     )
     data = from_arrays(file.stem, train, test, standardize=standardize)
-    return data._replace(notes=notes)
+    return data._replace(notes=(*data.notes, *notes))
 
 
 def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
-    """Whether the inputs' names are numbers, but not those of the columns in order.
+    """Whether the inputs' names are numbers, but not those of columns in order.
+
+    Pandas numbers columns that have no names: the inputs alone, or all with the labels.
 
     Example:
         >>> _looks_like_data(["5.1", "3.5", "a"], ["5.1", "3.5"])
         True
         >>> _looks_like_data(["0", "1", "2"], ["0", "2"])
+        False
+        >>> _looks_like_data(["0", "1", "2", "label"], ["0", "1", "2"])
         False
     """
     # Polars renames the second of two equal names.
@@ -117,8 +121,13 @@ def _looks_like_data(names: Sequence[str], inputs: Sequence[str]) -> bool:
         numbers = [*map(float, plain)]
     except ValueError:
         return False
-    counted_up = [[str(i) for i in range(b, b + len(names))] for b in (0, 1)]
-    return bool(numbers) and (len(names) < 3 or [*names] not in counted_up)
+    return bool(numbers) and not (_count_up(names) or _count_up(inputs))
+
+
+def _count_up(names: Sequence[str]) -> bool:
+    """Whether names count from 0 or 1 on; of one or two that may be chance."""
+    counts = [[str(i) for i in range(b, b + len(names))] for b in (0, 1)]
+    return len(names) > 2 and [*names] in counts
 
 
 def _plain(column: Any) -> Any:

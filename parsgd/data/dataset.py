@@ -47,17 +47,26 @@ class Dataset(NamedTuple):
 class Standardize(NamedTuple):
     """``(x - mean) / std`` in float32; equal settings compare and hash equal.
 
+    Attributes:
+        mean: One number, or one of each entry of the last axis.
+        std: Likewise.
+
     Example:
         >>> Standardize(mean=127.5, std=127.5)(np.array([0, 255], np.uint8)).tolist()
         [-1.0, 1.0]
     """
 
-    mean: float
-    std: float
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Standardised ``float32`` of the same shape."""
-        return (jnp.asarray(x).astype(jnp.float32) - self.mean) * (1.0 / self.std)
+        x = jnp.asarray(x).astype(jnp.float32)
+        if not (isinstance(self.mean, tuple) or isinstance(self.std, tuple)):
+            return (x - self.mean) * (1.0 / self.std)
+        ones = (1,) * (x.ndim - 1)
+        mean, std = (np.reshape(value, (*ones, -1)) for value in self)
+        return (x - mean.astype(np.float32)) * (1.0 / std).astype(np.float32)
 
 
 def as_floats(x: jax.Array) -> jax.Array:
@@ -147,8 +156,9 @@ def _check_split(data: Dataset, split: Split, which: str) -> None:
         )
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= data.classes:
+        count = "number the classes from 0" if low < 0 else f"set classes to {high + 1}"
         raise UserError(
             f"{data.name}: {which} labels run from {low} to {high}, but with "
             f"{data.classes} classes they must lie in 0 .. {data.classes - 1}: "
-            f"set classes to {high + 1} or correct the labels."
+            f"{count} or correct the labels."
         )

@@ -20,10 +20,10 @@ def from_arrays(
     """A validated data set from a user's arrays.
 
     Labels of any whole numbers or strings become ``0 .. classes - 1`` in sorted
-    order. ``uint8`` inputs (images) stay ``uint8`` and are standardised on the device
-    by the one mean and standard deviation of the training split; other inputs become
-    ``float32`` and are standardised here: matrices per column, higher ranks by one
-    mean and standard deviation. All statistics come from the training split alone.
+    order. ``uint8`` inputs stay ``uint8`` and are standardised on the device; others
+    become ``float32`` and are standardised here. Matrices are standardised per column,
+    higher ranks (images) by one mean and standard deviation. All statistics come from
+    the training split alone.
 
     Args:
         name: For messages, tables and logs.
@@ -45,24 +45,14 @@ def from_arrays(
             f"{name}: a training example is of shape {x_train.shape[1:]}, a test "
             f"example of {x_test.shape[1:]}: give both the same columns or pixels."
         )
-    prepare = as_floats
-    if x_train.dtype == x_test.dtype == np.uint8:
-        if standardize:
-            prepare = Standardize(float(x_train.mean()), float(x_train.std()) or 1.0)
-    else:
-        if standardize and len(x_train):
-            # In float64: float32 would lose the low digits of dates and the like.
-            axis = 0 if x_train.ndim == 2 else None
-            with np.errstate(over="ignore", invalid="ignore"):
-                mean = x_train.mean(axis=axis, dtype=np.float64)
-                std = x_train.std(axis=axis, dtype=np.float64)
-            # A constant column carries nothing: it becomes 0, not 0 / 0, and not the
-            # rounding error of its mean.
-            least, most = x_train.min(axis=axis), x_train.max(axis=axis)
-            mean = np.where(least == most, least, mean)
-            std = np.where(least == most, 1.0, std)
-            _check_spread(name, std, np.maximum(np.abs(least), np.abs(most)))
+    prepare, small = as_floats, x_train.dtype == x_test.dtype == np.uint8
+    if standardize and len(x_train):
+        mean, std = _statistics(name, x_train)
+        if small:
+            prepare = Standardize(*map(_plain, (mean, std)))
+        else:
             x_train, x_test = (x_train - mean) / std, (x_test - mean) / std
+    if not small:
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     return shared(
         Dataset(
@@ -71,8 +61,42 @@ def from_arrays(
             test=Split(x_test, y_test),
             classes=len(values),
             prepare=prepare,
+            notes=_notes(name, np.bincount(np.concatenate([y_train, y_test]))),
         )
     )
+
+
+def _notes(name: str, counts: np.ndarray) -> tuple[str, ...]:
+    """What to say of classes of so many examples each."""
+    single, classes = int((counts == 1).sum()), len(counts)
+    if 2 * single <= classes:
+        return ()
+    return (
+        f"{name}: {single:,} of its {classes:,} classes have a single example. This "
+        "task sorts examples into classes, and a quantity is none: set task.label (of "
+        "npz task.y; in a script, label or y) to labels that name classes",
+    )
+
+
+def _statistics(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation: of each column of a matrix, else of all."""
+    # In float64: float32 would lose the low digits of dates and the like.
+    axis = 0 if x.ndim == 2 else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = x.mean(axis=axis, dtype=np.float64)
+        std = x.std(axis=axis, dtype=np.float64)
+    # A constant column carries nothing: it becomes 0, not 0 / 0, and not the rounding
+    # error of its mean.
+    least, most = x.min(axis=axis), x.max(axis=axis)
+    mean = np.where(least == most, least, mean)
+    std = np.where(least == most, 1.0, std)
+    _check_spread(name, std, np.maximum(np.abs(least), np.abs(most)))
+    return mean, std
+
+
+def _plain(statistic: np.ndarray) -> float | tuple[float, ...]:
+    """As `Standardize` takes it: numbers, by which it can be compared."""
+    return float(statistic) if statistic.ndim == 0 else tuple(statistic.tolist())
 
 
 def _check_spread(name: str, std: np.ndarray, largest: np.ndarray) -> None:

@@ -31,6 +31,7 @@ from parsgd.words import counted
 
 MOST_CPU_DEVICES = 1024  # not measured: beyond it, a mistake is likelier
 KINDS = ("auto", "vmap", "shard_map", "pmap", "debug")
+SCRIPT = " (in a script, devices)"  # how `fit` calls placement.devices
 
 
 class Placement(NamedTuple):
@@ -91,9 +92,9 @@ def want_cpu_devices(count: int) -> None:
     """
     if count > MOST_CPU_DEVICES:
         raise UserError(
-            f"placement.devices asks for {count} devices: CPU devices are threads of "
-            f"this machine, {MOST_CPU_DEVICES} at most. More workers than devices are "
-            "lanes: leave placement.devices out"
+            f"placement.devices{SCRIPT} asks for {count} devices: CPU devices are "
+            f"threads of this machine, {MOST_CPU_DEVICES} at most. More workers than "
+            "devices are lanes: leave it out"
         )
     try:
         if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
@@ -133,8 +134,8 @@ def _indices(devices: int | Sequence[int] | None) -> list[int]:
     indices = list(range(devices)) if isinstance(devices, int) else list(devices)
     if not indices or min(indices) < 0 or len({*indices}) < len(indices):
         raise UserError(
-            f"placement.devices={devices}: give how many devices (1 or more), or a "
-            "list that names each device once, from 0 on"
+            f"placement.devices={devices}{SCRIPT}: give how many devices (1 or more), "
+            "or a list that names each device once, from 0 on"
         )
     return indices
 
@@ -145,8 +146,8 @@ def _available(devices: int | Sequence[int] | None) -> list[Any]:
     needed = max(indices, default=0) + 1
     if needed > len(found):
         raise UserError(
-            f"placement.devices={devices} needs {needed} devices, but JAX has "
-            f"{len(found)} ({found[0].platform}). Ask for fewer, or use "
+            f"placement.devices={devices}{SCRIPT} needs {needed} devices, but JAX "
+            f"has {len(found)} ({found[0].platform}). Ask for fewer, or use "
             "placement=vmap, which needs one. CPU devices are made when JAX starts: "
             f"call jax.config.update('jax_num_cpu_devices', {needed}) before the first "
             "use of JAX in this process (in a notebook: restart the kernel)."
@@ -207,8 +208,8 @@ def place(
     if kind in ("vmap", "debug"):
         if devices is not None and len(found) > 1:
             raise UserError(
-                f"placement={kind} uses one device, placement.devices={devices} names "
-                f"{len(found)}: use placement=shard_map, or name one"
+                f"placement={kind} uses one device, placement.devices={devices}"
+                f"{SCRIPT} names {len(found)}: use placement=shard_map, or name one"
             )
         return Placement(kind, (found[0],), workers)
     if devices is not None:
@@ -219,7 +220,7 @@ def place(
             raise UserError(
                 f"{counted(workers, 'worker')} cannot be spread evenly over "
                 f"{counted(count, 'device')}: use workers={near}, or "
-                f"placement.devices={_largest_divisor(workers, count)}, or "
+                f"placement.devices={_largest_divisor(workers, count)}{SCRIPT}, or "
                 "placement=vmap"
             )
     elif kind != "auto":
@@ -275,7 +276,7 @@ def _over_processes(
             raise UserError(
                 f"{counted(each, 'worker')} of each process cannot be spread evenly "
                 f"over its {counted(own, 'device')}: use placement.devices="
-                f"{_largest_divisor(each, own)}, or another number of workers"
+                f"{_largest_divisor(each, own)}{SCRIPT}, or another number of workers"
             )
     elif kind == "shard_map":
         own, reason = _largest_divisor(each, len(found)), "as asked"

@@ -40,25 +40,28 @@ def sentences(part: Part) -> list[str]:
         ]
     if part.target.value is None:
         origin = part.target.origin
-        text = f"{origin[0].upper()}{origin[1:]}, so there is no target to race to."
+        said = [f"{origin[0].upper()}{origin[1:]}, so there is no target to race to."]
+        said += _caution(part)
         lowest = _least(rows, "test_loss")
         if lowest is None:
-            return [text]
+            return said
         loss = number(lowest["test_loss"]) + _ties(lowest, rows, "test_loss")
-        return [text, f"Lowest final test loss: {lowest['configuration']}, {loss}."]
+        return [*said, f"Lowest final test loss: {lowest['configuration']}, {loss}."]
     sure = [row for row in rows if always_reached(row)]
     said = [f"The target is a test accuracy of {_target(part)}."]
-    said += [f"{part.target.caution}."] if part.target.caution else []
+    said += _caution(part)
     if not sure:
-        best = max(rows, key=lambda r: r["accuracy"] if r["accuracy"] else -1.0)
         # What follows names none of those that did.
         alone = " without one that diverged" if any(map(_spoiled, rows)) else ""
-        said.append(
-            f"No configuration reached it in every run{alone}; the most accurate is "
-            f"{best['configuration']} with {_accuracy(best)}"
-            f"{_ties(best, rows, 'accuracy')}."
-        )
-        return said
+        text = f"No configuration reached it in every run{alone}"
+        among = _sound(rows)
+        best = _most(among, "accuracy")
+        if best is not None:
+            text += (
+                f"; the most accurate is {best['configuration']} with "
+                f"{_accuracy(best)}{_ties(best, among, 'accuracy')}{_lost(best)}"
+            )
+        return [*said, f"{text}."]
     said += _fewest_samples(sure) if part.cost == "samples" else _soonest(sure)
     sent = [row for row in sure if row["bytes_to_target"]]
     cheapest = _least(sent, "bytes_to_target")
@@ -101,12 +104,12 @@ def tiles(part: Part) -> list[Tile]:
         note += _within(row, among, key)
         return [Tile(f"{title} {goal}", form(row), row["configuration"], note)]
 
-    def highest(title: str, key: str, form: Form) -> list[Tile]:
-        known = [row for row in rows if row[key] is not None]
-        row = max(known, key=lambda row: row[key], default=None)
+    def highest(title: str, among: list[Row], key: str, form: Form) -> list[Tile]:
+        row = _most(among, key)
         if row is None:
             return []
-        note = f"n = {row['n']}{_ties(row, known, key)}{_within(row, known, key)}"
+        note = f"n = {row['n']}{_ties(row, among, key)}{_within(row, among, key)}"
+        note += _lost(row) if key == "accuracy" else ""
         return [Tile(title, form(row), row["configuration"], note)]
 
     costs = [
@@ -116,8 +119,8 @@ def tiles(part: Part) -> list[Tile]:
     return [
         *itertools.chain(*(costs[::-1] if part.cost == "samples" else costs)),
         *least("Fewest bytes", sent, "bytes_to_target", _bytes),
-        *highest("Most accurate", "accuracy", _accuracy),
-        *highest("Highest throughput", "samples_per_second", _throughput),
+        *highest("Most accurate", _sound(rows), "accuracy", _accuracy),
+        *highest("Highest throughput", rows, "samples_per_second", _throughput),
     ]
 
 
@@ -130,6 +133,26 @@ def _spoiled(row: Row) -> bool:
 def _least(rows: Sequence[Row], key: str) -> Row | None:
     known = [row for row in rows if row[key] is not None]
     return min(known, key=lambda row: row[key], default=None)
+
+
+def _most(rows: Sequence[Row], key: str) -> Row | None:
+    known = [row for row in rows if row[key] is not None]
+    return max(known, key=lambda row: row[key], default=None)
+
+
+def _sound(rows: Sequence[Row]) -> list[Row]:
+    """Those with an accuracy, without a run that diverged while there are such."""
+    known = [row for row in rows if row["accuracy"] is not None]
+    return [row for row in known if not diverged(row)] or known
+
+
+def _lost(row: Row) -> str:
+    """How many of its runs diverged, for the end of a sentence; nothing for none."""
+    if not diverged(row):
+        return ""
+    pairs = [part.split() for part in row["status"].split(", ")]
+    counts = {status: int(count) for count, status in pairs}
+    return f"; {counts['diverged']} of {sum(counts.values())} diverged"
 
 
 def _ties(winner: Row, rows: Sequence[Row], key: str) -> str:
@@ -238,6 +261,10 @@ def _simulated(row: Row) -> bool:
 
 def _target(part: Part) -> str:
     return f"{part.target.value:g} ({part.target.origin})"
+
+
+def _caution(part: Part) -> list[str]:
+    return [f"{part.target.caution}."] if part.target.caution else []
 
 
 def _seconds(row: Row) -> str:

@@ -33,7 +33,7 @@ FORMS = {
     "rounds_to_target": "count",
     "accuracy": "accuracy",
     "learning_rate": "number",
-    "test_loss": "number",
+    "test_loss": "count",
     "seconds_to_target": "seconds",
     "samples_to_target": "count",
     "bytes_to_target": "bytes",
@@ -45,6 +45,7 @@ PAGE = 25  # rows
 # Columns that carry the error of another and its runs, shown with it.
 ERRORS = {
     "accuracy": ("accuracy_sem", "n"),
+    "test_loss": ("test_loss_sem", "n"),
     **{
         f"{cost}_to_target": (f"{cost}_to_target_sem", "reached")
         for cost in ("seconds", "samples", "rounds", "bytes")

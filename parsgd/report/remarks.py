@@ -1,7 +1,6 @@
 """What a reader of the table must know, in the words of console and page alike."""
 
 import itertools
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
@@ -44,13 +43,25 @@ def table_notes(
         short = orders.get("samples", ()) if sort is None else ()
         lines.append(short_runs(short, several=len(sorts) > 1))
     elif sort is not None:
-        why = "one configuration" if table.height < 2 else "no accuracy to sort by"
-        lines.append(f"sort={sort} changes nothing: there is {why}")
+        lines.append(_sort_without_target(table, sort))
     for task, goal in goals.items():
         of = f" of {task}" if len(goals) > 1 else ""
         value = "none" if goal.value is None else f"accuracy {goal.value:g}"
         lines += [f"target{of}: {value} ({goal.origin})", goal.caution]
     return [*filter(None, [*lines, *doubts(groups, goals)])]
+
+
+def _sort_without_target(table: pl.DataFrame, sort: str) -> str:
+    """What becomes of a sort that was asked for where there is no cost to a target."""
+    if table.height < 2:
+        why = "one configuration"
+    elif table["accuracy"].is_null().all():
+        why = "no accuracy to sort by"
+    elif sort == "accuracy":
+        return describe_sort(sort)
+    else:
+        why = "no target, so rows are sorted by accuracy"
+    return f"sort={sort} changes nothing: there is {why}"
 
 
 def doubts(groups: Sequence[Group], goals: Mapping[str, Target]) -> list[str]:
@@ -139,16 +150,16 @@ def _fell_back(groups: Sequence[Group], goals: Mapping[str, Target]) -> str:
 
 def _resolution(groups: Sequence[Group]) -> str:
     """How finely samples to a target are known: evaluations lie apart."""
-    usual = []
+    widest = []
     for group in groups:
         for job in group.with_status("completed"):
             seen = [line.get("samples") for line in job.metrics]
             known = [x for x in seen if x is not None]
             gaps = [b - a for a, b in itertools.pairwise(known)]
-            usual += [round(statistics.median(gaps))] if gaps else []
-    if not usual:
+            widest += [round(max(gaps))] if gaps else []
+    if not widest:
         return ""
-    each = " to ".join(f"{x:,}" for x in dict.fromkeys((min(usual), max(usual))))
+    each = " to ".join(f"{x:,}" for x in dict.fromkeys((min(widest), max(widest))))
     return f"evaluated every {each} samples: smaller differences are not resolved"
 
 

@@ -14,7 +14,8 @@ A job is one run of one configuration with one seed. Its folder holds
 ``result.json``
     written last, and whole: ``schema, status`` (completed, diverged or failed; of a job
     whose process was killed beneath a sweep interrupted, which the sweep writes),
-    ``reason, config, overrides, started, summary, final, best, versions, machine``.
+    ``reason, config, overrides, choices, started, summary, final, best, versions,
+    machine``.
 
 Numbers that are not finite are stored as null. A folder with ``config.yaml`` and
 ``metrics.jsonl`` but no ``result.json`` is an interrupted job.

@@ -13,6 +13,7 @@ from parsgd.words import MISSING, decimals, number
 
 _HIDDEN = {
     "accuracy_sem",
+    "test_loss_sem",
     "seconds_to_target_sem",
     "samples_to_target_sem",
     "rounds_to_target_sem",
@@ -93,7 +94,8 @@ def texts(table: pl.DataFrame, name: str) -> list[str]:
 
 def no_spread(table: pl.DataFrame) -> str:
     """What a standard error of 0 means, where the table has one."""
-    if not any((table[name] == 0).any() for name in _ERRORS):
+    shown = [*_ERRORS, *(["test_loss_sem"] if needs_loss(table) else [])]
+    if not any((table[name] == 0).any() for name in shown):
         return ""
     return "± 0: all runs of the row gave the same value, which is no certainty"
 
@@ -178,6 +180,8 @@ def _text(row: dict, name: str) -> str:
         return MISSING
     if name == "accuracy":
         return f"{plus_minus(value, row['accuracy_sem'])} (n={row['n']})"
+    if name == "test_loss":
+        return _with_error(row, name)
     if name in COLUMNS and name.endswith("_to_target"):
         text = _cost(row, name)
         k, _, m = row["reached"].partition(" of ")
@@ -200,7 +204,12 @@ def _cost(row: dict, name: str) -> str:
     if name == "bytes_to_target":
         error = "0" if sem == 0 else size(sem)
         return size(value) + ("" if sem is None else f" ± {error}")
-    return number(value) + ("" if sem is None else f" ± {number(sem)}")
+    return _with_error(row, name)
+
+
+def _with_error(row: dict, name: str) -> str:
+    sem = row[f"{name}_sem"]
+    return number(row[name]) + ("" if sem is None else f" ± {number(sem)}")
 
 
 def _cell(value: str) -> str:

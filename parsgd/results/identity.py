@@ -146,7 +146,8 @@ def _settings(job: Job, path: Path | None) -> dict[str, Any]:
     if None not in batches.values():
         _fill_batches(kept, batches)
     if kept.get("scaling._target_") == "parsgd.scaling.none":
-        kept.pop("scaling.reference_batch", None)  # it has none
+        for name in ("reference_batch", "warmup_epochs"):  # it uses neither
+            kept.pop(f"scaling.{name}", None)
     return kept
 
 

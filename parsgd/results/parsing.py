@@ -10,6 +10,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "reason": (str, "text"),
     "config": (dict, "an object"),
     "overrides": (list, "a list"),
+    "choices": (dict, "an object"),
     "started": (str, "text"),
     "summary": (dict, "an object"),
     "final": (dict, "an object"),

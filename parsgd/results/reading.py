@@ -32,6 +32,7 @@ class Job(NamedTuple):
     reason: str | None
     config: dict[str, Any]
     overrides: tuple[str, ...]
+    choices: dict[str, Any]  # by config group; empty where they are not recorded
     metrics: tuple[dict[str, Any], ...]  # one per evaluation, in order
     summary: dict[str, Any]
     final: dict[str, Any] | None
@@ -101,6 +102,7 @@ def read_job(folder: str | Path) -> Job:
         reason=f"no {RESULT}: it stopped {where}, or is still running",
         config=_read_yaml(folder / CONFIG, dict),
         overrides=tuple(map(str, _read_yaml(overrides, list))),
+        choices={},
         metrics=metrics,
         summary={},
         final=metrics[-1] if metrics else None,
@@ -127,6 +129,7 @@ def _finished(folder: Path, record: dict[str, Any], metrics: tuple[dict, ...]) -
         reason=record.get("reason"),
         config=record.get("config") or {},
         overrides=tuple(map(str, record.get("overrides") or ())),
+        choices=record.get("choices") or {},
         metrics=metrics,
         summary=record.get("summary") or {},
         final=record.get("final"),

@@ -43,7 +43,13 @@ COLUMNS = {
         "Accuracy", "", _F, "final test accuracy of the readout, mean over n runs"
     ),
     "accuracy_sem": Column("Accuracy ±", "", _F, _SEM),
-    "test_loss": Column("Test loss", "", _F, "final test loss, mean over n runs"),
+    "test_loss": Column(
+        "Test loss",
+        "",
+        _F,
+        "final test loss, mean over n runs; empty where that of one was not finite",
+    ),
+    "test_loss_sem": Column("Test loss ±", "", _F, _SEM),
     "n": Column("n", "", _I, "completed runs, one per seed, behind the means"),
     "target": Column("Target", "", _F, "the test accuracy that is raced to"),
     "seconds_to_target": Column("Time to target", "s", _F, f"training seconds; {_TO}"),
@@ -182,6 +188,9 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
     samples, samples_sem = mean_sem(_known(hits, "samples"))
     rounds, rounds_sem = mean_sem(_known(hits, "round"))
     size, size_sem = mean_sem(_known(hits, "bytes"))
+    losses = _known(finals, "test_loss")
+    # Of fewer runs it would be no mean over n, and the worst would be left out.
+    loss, loss_sem = mean_sem(losses if len(losses) == len(done) else [])
     summaries = [job.summary for job in done]
     return {
         "strategy": g.strategy,
@@ -190,7 +199,8 @@ def _row(g: Group, target: float | None) -> dict[str, Any]:
         "learning_rate": _learning_rate(g),
         "accuracy": accuracy,
         "accuracy_sem": accuracy_sem,
-        "test_loss": mean_sem(_known(finals, "test_loss"))[0],
+        "test_loss": loss,
+        "test_loss_sem": loss_sem,
         "n": len(done),
         "target": target,
         "seconds_to_target": seconds,

@@ -10,6 +10,7 @@ from parsgd.words import counted
 
 SHARE = 0.98  # of the best accuracy: near the top, yet within reach of most
 FEW = 4  # runs; the best of fewer says little about what can be reached
+OWN = "set one of your own with `parsgd report DIR target=ACCURACY`"
 
 
 class Target(NamedTuple):
@@ -88,10 +89,15 @@ def _default(groups: Sequence[Group]) -> Target:
     value = value if value <= best else SHARE * best  # of tiny ones
     if value <= 0:
         return NONE
-    untrained = [x for job in jobs for x in _accuracies(job, trained=False)]
-    if max(untrained, default=0.0) >= value:
-        return Target(None, f"no run did better than untrained, {max(untrained):.4f}")
-    return Target(value, f"{SHARE:.0%} of the best, {best:.4f}", _caution(groups))
+    share = f"{SHARE:.0%} of the best, {best:.4f}"
+    before = [x for job in jobs for x in _accuracies(job, trained=False)]
+    untrained = max(before, default=0.0)
+    if untrained >= best:
+        return Target(None, f"no run did better than untrained, {untrained:.4f}")
+    if untrained >= value:
+        origin = f"{share}, is no more than untrained, {untrained:.4f}"
+        return Target(None, origin, f"{OWN[0].upper()}{OWN[1:]}")
+    return Target(value, share, _caution(groups))
 
 
 def _number(value: Any) -> float | None:
@@ -120,6 +126,5 @@ def _caution(groups: Sequence[Group]) -> str:
         return ""
     return (
         f"It rests on {counted(sum(runs), 'run')} of "
-        f"{counted(configurations, 'configuration')} only: set one of your own with "
-        "`parsgd report DIR target=ACCURACY`"
+        f"{counted(configurations, 'configuration')} only: {OWN}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parsgd.results.reading import Job
-from parsgd.results.varied import choice_of, found
+from parsgd.results.varied import choice_of, found, name_of_call, overrides
 
 PATH = "task.path"
 FILES = ("csv", "npz", "text")  # tasks whose data are whatever file they are given
@@ -59,7 +59,9 @@ def files_of(jobs: Sequence[Job]) -> list[Path | None]:
 
 def _file(job: Job) -> Path | None:
     path = found(job.config, PATH)
-    own = choice_of(job, "task") in FILES and isinstance(path, str)
+    # Not by `choice_of`: earlier results of the same task have no choices.
+    task = overrides(job).get("task") or name_of_call(job, "task")
+    own = task in FILES and isinstance(path, str)
     return Path(path) if own else None
 
 

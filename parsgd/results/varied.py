@@ -21,10 +21,13 @@ def overrides(job: Job) -> dict[str, str]:
 
 
 def choice_of(job: Job, name: str) -> str:
-    """The name of a config group's choice, in the user's words where there are any."""
-    chosen = overrides(job).get(name)
-    if chosen:
-        return chosen
+    """The name of a config group's choice: as asked for, as composed, or as called."""
+    chosen = overrides(job).get(name) or job.choices.get(name)
+    return str(chosen) if chosen else name_of_call(job, name)
+
+
+def name_of_call(job: Job, name: str) -> str:
+    """What a part of the config is by its own words: the last of its call's, if any."""
     config = job.config.get(name)
     if isinstance(config, Mapping):
         named = (config.get(key) for key in ("_target_", "kind", "name"))

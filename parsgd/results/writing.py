@@ -44,7 +44,8 @@ def held(folder: str | Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise FolderError(
                 f"another job is running in {folder}, and their results would mix: "
-                "wait for it or end it, or choose another folder (hydra.run.dir=DIR)"
+                "wait for it or end it, or choose another folder (hydra.run.dir=DIR; "
+                "in a script, the Recorder's folder)"
             ) from error
         except OSError as error:
             raise _unwritable(folder, error) from error

@@ -15,7 +15,7 @@ import optax
 
 from parsgd import comm
 from parsgd.core import Params, Strategy
-from parsgd.errors import UserError, check_transformation
+from parsgd.errors import UserError, check_positive, check_transformation
 from parsgd.reducers import all_reduce
 from parsgd.strategies.outer import outer_loop
 
@@ -143,8 +143,7 @@ def block_filter(
     """
     if gain not in GAINS:
         raise UserError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
-    if zeta <= 0:
-        raise UserError(f"zeta={zeta}: the block learning rate must be positive")
+    check_positive("zeta", zeta)
     if eta is not None and not 0 <= eta < 1:
         raise UserError(f"eta={eta}: block momentum must be in [0, 1)")
 
@@ -230,8 +229,8 @@ def block_momentum(
 
     Raises:
         UserError: ``optimizer`` or ``reducer`` is not an optax transformation, unknown
-            ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or ``zeta`` not
-            positive.
+            ``gain`` or ``momentum_policy``, ``eta`` outside [0, 1), or ``zeta`` not a
+            positive, finite number.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd

@@ -1,5 +1,6 @@
 """Outer loops: an optimizer on the progress that all workers made in H local steps."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from parsgd.core import Params, Strategy
-from parsgd.errors import UserError, check_transformation
+from parsgd.errors import UserError, check_positive, check_transformation
 from parsgd.reducers import all_reduce
 from parsgd.strategies.momentum import check_policy, synchronise
 
@@ -107,7 +108,7 @@ def outer_loop(
 def diloco(
     optimizer: optax.GradientTransformation,
     *,
-    outer_learning_rate: float = 0.7,
+    outer_learning_rate: float | Callable[[Any], Any] = 0.7,
     outer_momentum: float = 0.9,
     momentum_policy: str = "keep",
     reducer: optax.GradientTransformation | None = None,
@@ -120,7 +121,8 @@ def diloco(
 
     Args:
         optimizer: The local optimizer; AdamW in the paper.
-        outer_learning_rate: a > 0; 0.7 in the paper.
+        outer_learning_rate: a > 0; 0.7 in the paper. Or an optax schedule, whose steps
+            are rounds.
         outer_momentum: m in [0, 1); 0.9 in the paper.
         momentum_policy: What becomes of the local optimizer's state: ``"keep"`` (the
             paper), ``"average"`` or ``"reset"``.
@@ -131,8 +133,8 @@ def diloco(
 
     Raises:
         UserError: ``optimizer`` or ``reducer`` is not an optax transformation, unknown
-            ``momentum_policy``, ``outer_learning_rate`` not positive, or
-            ``outer_momentum`` outside [0, 1).
+            ``momentum_policy``, ``outer_learning_rate`` neither a schedule nor a
+            positive, finite number, or ``outer_momentum`` outside [0, 1).
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, parsgd
@@ -152,8 +154,9 @@ def diloco(
         the run's number of local steps. With a compressing ``reducer`` pseudo-gradients
         are not sent dense, as they are there.
     """
-    if outer_learning_rate <= 0:
-        raise UserError(f"outer_learning_rate={outer_learning_rate}: must be positive")
+    if not callable(outer_learning_rate):
+        more = ", or a schedule of them"
+        check_positive("outer_learning_rate", outer_learning_rate, more)
     if not 0 <= outer_momentum < 1:
         raise UserError(f"outer_momentum={outer_momentum}: must be in [0, 1)")
     nesterov = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)

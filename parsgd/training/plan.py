@@ -192,6 +192,7 @@ def make_plan(
     )
     if global_batch is not None:
         worker_batch = shared_batch(global_batch, workers)
+        _check_fits(int(global_batch), workers, examples)
     assert worker_batch is not None
     order = Order(
         examples=examples,
@@ -236,6 +237,20 @@ def check_given(batches: Mapping[str, Any], budgets: Mapping[str, Any]) -> None:
             null = " or ".join(f"{k}=null" for k in given)
             more = f": leave out what is not meant, or set {null} (None in Python)"
             raise UserError(f"give exactly one {wanted}. Got {got}{more * bool(given)}")
+
+
+def _check_fits(global_batch: int, workers: int, examples: int) -> None:
+    """Refuse a global batch that was given and exceeds the data."""
+    if not 0 < examples < global_batch:
+        return
+    multiple = f", a multiple of workers={workers}" if workers > 1 else ""
+    advice = f"use {examples // workers * workers} or less{multiple}"
+    if workers > examples:
+        advice = f"use at most workers={examples} and global_batch={examples}"
+    raise UserError(
+        f"global_batch={global_batch} is more than the "
+        f"{counted(examples, 'training example')}: {advice}"
+    )
 
 
 def _budget(order: Order, local_steps: int, epochs, samples, rounds) -> int:

@@ -1,6 +1,7 @@
 """A run as segments of equal rounds, each of which is one program."""
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from parsgd.core import Phase
@@ -69,17 +70,19 @@ def after(segments: Sequence[Segment], rounds: int) -> list[Segment]:
 
 
 def stretches(segments: Sequence[Segment], evaluations: int) -> Iterator[list[Segment]]:
-    """When to evaluate: at the end of each stretch of nearly equally many rounds.
+    """When to evaluate: at the end of each stretch of nearly equally many steps.
 
     Args:
         segments: The run.
         evaluations: How many stretches; as many as there are rounds, if they are fewer.
+
+    Example:
+        >>> run = [Segment(0, 1, 100), Segment(1, 10, 10)]
+        >>> [sum(part.steps for part in stretch) for stretch in stretches(run, 4)]
+        [50, 50, 50, 50]
     """
-    total = sum(segment.rounds for segment in segments)
-    count = min(evaluations, total)
-    bounds = [round(total * (i + 1) / count) for i in range(count)]
     todo, done = list(segments), 0
-    for bound in bounds:
+    for bound in _bounds(segments, evaluations):
         stretch = []
         while done < bound:
             head = todo.pop(0)
@@ -89,3 +92,37 @@ def stretches(segments: Sequence[Segment], evaluations: int) -> Iterator[list[Se
                 todo.insert(0, head._replace(rounds=head.rounds - take))
             done += take
         yield stretch
+
+
+def _bounds(segments: Sequence[Segment], evaluations: int) -> list[int]:
+    """The round that ends each stretch: the nearest to an equal share of the steps."""
+    total = sum(segment.rounds for segment in segments)
+    count = min(evaluations, total)
+    if _equal(segments):  # a round that is cut short counts as a whole one
+        segments = [Segment(0, 1, total)]
+    steps = sum(segment.steps for segment in segments)
+    bounds, last = [], 0
+    for i in range(count):
+        nearest = round(_rounds_until(segments, Fraction(steps * (i + 1), count)))
+        # A long round may be the nearest to several shares: of these one ends with it,
+        # and the others with rounds before, or after.
+        last = min(max(nearest, last + 1), total - (count - 1 - i))
+        bounds.append(last)
+    return bounds
+
+
+def _equal(segments: Sequence[Segment]) -> bool:
+    """Whether all rounds have as many steps, but for a last one that is cut short."""
+    most = max((segment.local_steps for segment in segments), default=1)
+    uneven = [part for part in segments if part.local_steps < most]
+    return not uneven or (uneven == [segments[-1]] and uneven[0].rounds == 1)
+
+
+def _rounds_until(segments: Sequence[Segment], step: Fraction) -> Fraction:
+    """How many rounds ``step`` steps are, the last of them in part."""
+    rounds = Fraction(0)
+    for segment in segments:
+        within = Fraction(min(step, segment.steps))
+        rounds += Fraction(within, segment.local_steps)
+        step -= within
+    return rounds
