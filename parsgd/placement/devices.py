@@ -145,10 +145,11 @@ def _available(devices: int | Sequence[int] | None) -> list[Any]:
     found, indices = jax.local_devices(), _indices(devices)
     needed = max(indices, default=0) + 1
     if needed > len(found):
+        one = ", or use placement=vmap, which needs one" * (jax.process_count() == 1)
         raise UserError(
             f"placement.devices={devices}{SCRIPT} needs {needed} devices, but JAX "
-            f"has {len(found)} ({found[0].platform}). Ask for fewer, or use "
-            "placement=vmap, which needs one. CPU devices are made when JAX starts: "
+            f"has {len(found)} ({found[0].platform}). Ask for fewer"
+            f"{one}. CPU devices are made when JAX starts: "
             f"call jax.config.update('jax_num_cpu_devices', {needed}) before the first "
             "use of JAX in this process (in a notebook: restart the kernel)."
         )
@@ -286,9 +287,9 @@ def _over_processes(
         own, reason = 1, "workers stay equal: one device of each process"
     else:
         usable = max(1, len(cores.usable()) // cluster.sharing_cores())
-        own = _largest_divisor(each, min(usable, len(found)))
-        reason = f"spread over {counted(usable, 'core')} of each process"
+        own, reason = _largest_divisor(each, min(usable, len(found))), ""
     own = min(cluster.exchange("devices", str(own)), key=int)
+    reason = reason or f"spread over {counted(int(own), 'core')} of each process"
     chosen = []
     for process in range(count):
         theirs = [d for d in jax.devices() if d.process_index == process]
