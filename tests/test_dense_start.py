@@ -207,3 +207,16 @@ def test_a_reducer_with_momentum_that_knows_dense_steps_works_in_them():
     sizes = {"workers": 3, "worker_batch": 4, "rounds": 4}
     late, full = (parsgd.fit(tiny(), x, **sizes).readout["w1"] for x in (late, full))
     np.testing.assert_allclose(late, full, rtol=1e-5)
+
+
+def test_a_reducer_whose_state_is_like_the_parameters_waits():
+    """A dict of arrays holds no other reducer, and the first steps leave it alone."""
+
+    def update(updates, state, params=None):
+        return parsgd.comm.mean(updates), jax.tree.map(jnp.ones_like, state)
+
+    init = lambda params: jax.tree.map(jnp.zeros_like, params)
+    own = optax.GradientTransformation(init, update)
+    method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=own, start_step=2)
+    run = parsgd.fit(tiny(), method, workers=3, worker_batch=4, rounds=4)
+    assert run.status == "completed"

@@ -8,6 +8,7 @@ the reducer averages as it is and keeps what it needs later. `error_feedback`, `
 optax's wrappers hand it on.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 import jax
@@ -24,9 +25,9 @@ from parsgd.reducers.power_sgd import PowerSGDState
 PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
 # States of reducers that have nothing to do before they compress.
 ONLY_COMPRESS = (ExchangeState, FeedbackState, PowerSGDState)
-# Beside tuples, which are those of `optax.chain`; dicts are those of named chains.
+# Beside tuples, which are those of `optax.chain`; a plain dict may be a reducer's own.
 HOLD_OTHERS = (
-    dict,
+    OrderedDict,  # of `optax.named_chain`
     SkipState,
     optax.MaskedState,
     optax.ApplyIfFiniteState,
