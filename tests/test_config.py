@@ -239,6 +239,11 @@ def test_what_a_file_chose_is_known_unless_something_replaced_it(tmp_path):
     (own / "mine.yaml").write_text(
         "# @package _global_\nstrategy:\n  _target_: parsgd.local_sgd\n"
     )
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "own.yaml").write_text(
+        "defaults:\n  - synthetic\n  - _self_\n"
+        "_target_: parsgd.tasks.synthetic\nkind: clusters\n"
+    )
     where = f"hydra.searchpath=[file://{tmp_path}]"
     usual = {"task": "digits", "task/model": "mlp", "optimizer": "sgd"}
     usual |= {"strategy": "sync_sgd", "scaling": "none", "schedule": "constant"}
@@ -250,6 +255,8 @@ def test_what_a_file_chose_is_known_unless_something_replaced_it(tmp_path):
     }
     parts = {"strategy": "compressed", "compressor": "top_k", "feedback": "ef"}
     assert chosen_by("strategy=compressed", "compressor=top_k") == usual | parts
+    # Which of its kinds a task is does not make it another.
+    assert chosen_by("task=own", "task.kind=teacher", where)["task"] == "own"
     for replaced, words in (
         ("strategy", ("+experiment=mine", where)),
         ("strategy", ("strategy._target_=parsgd.single",)),

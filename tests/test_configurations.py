@@ -263,6 +263,21 @@ def test_a_choice_that_no_override_names_is_called_by_its_name(tmp_path):
     assert results.table(results.load(path.parent))["strategy"].to_list() == ["mine"]
 
 
+def test_jobs_without_choices_are_named_as_their_like(tmp_path):
+    """Of earlier versions, or killed: they stay beside the rest of their sweep."""
+    for workers, choices in ((1, None), (2, {"strategy": "power_sgd"}), (4, None)):
+        composed_job(tmp_path / f"{workers}", "power_sgd", choices, workers=workers)
+    composed_job(tmp_path / "other", "qsgd", None, workers=2)
+    table = results.table(results.load(tmp_path)).sort("workers", "strategy")
+    named = ["power_sgd", "compressed_sgd", "power_sgd", "power_sgd"]
+    assert table["strategy"].to_list() == named
+    # Two names for the same calls do not tell which it was.
+    composed_job(tmp_path / "8", "power_sgd", {"strategy": "own"}, workers=8)
+    table = results.table(results.load(tmp_path)).sort("workers", "strategy")
+    named = ["compressed_sgd", "compressed_sgd", "power_sgd", "compressed_sgd", "own"]
+    assert table["strategy"].to_list() == named
+
+
 def test_the_file_of_a_task_of_ones_own_is_known_as_before(tmp_path):
     for name, choices in (("a", None), ("b", {"task": "mine"})):
         task = {"_target_": "parsgd.tasks.csv", "path": f"/data/{name}.csv"}

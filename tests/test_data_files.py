@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from parsgd.data import load_csv, load_npz
+from parsgd.data.checksum import data_checksum
 from parsgd.errors import UserError
 
 TWO = {"x": np.arange(20.0).reshape(10, 2), "y": np.arange(10) % 2}
@@ -49,6 +50,8 @@ def test_npz_standardises_the_columns_of_a_matrix_of_any_type(tmp_path, dtype):
     assert again.prepare == data.prepare and hash(again.prepare) == hash(data.prepare)
     raw = load_npz(tmp_path / "a.npz", standardize=False)
     assert set(np.asarray(raw.prepare(raw.train.x))[:, 2]) == {7.0}
+    # What the model sees is other data, though the stored bytes may be the same.
+    assert len({*map(data_checksum, (data, again, raw))}) == 2
 
 
 def test_a_quantity_for_a_label_is_told(tmp_path):

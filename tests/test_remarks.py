@@ -375,10 +375,10 @@ def test_how_finely_costs_are_known_is_said(tmp_path):
     job(tmp_path / "3/4", workers=4, samples=2000)
     for workers in (1, 2):
         job(tmp_path / str(workers), workers=workers)
-    assert "evaluated every 500 to 2,000 samples: smaller" in printed(tmp_path)
+    assert "at most 500 to 2,000 samples apart: smaller" in printed(tmp_path)
     (tmp_path / "3/4/result.json").unlink()
-    assert "evaluated every 500 samples: smaller" in printed(tmp_path)
-    assert "evaluated every" not in printed(tmp_path / "1")
+    assert "evaluations lie at most 500 samples apart: smaller" in printed(tmp_path)
+    assert "samples apart" not in printed(tmp_path / "1")
 
 
 def test_unevenly_spaced_evaluations_are_told_by_their_widest_gap(tmp_path):
@@ -386,7 +386,7 @@ def test_unevenly_spaced_evaluations_are_told_by_their_widest_gap(tmp_path):
     lines = [line(n, 0.9, samples=end) for n, end in enumerate((0, *ends))]
     write_job(tmp_path / "uneven", lines, summary=SHORT)
     job(tmp_path / "other", workers=2, samples=700)
-    assert "evaluated every 700 samples: smaller" in printed(tmp_path)
+    assert "at most 700 samples apart: smaller" in printed(tmp_path)
 
 
 def test_a_row_that_ends_below_the_target_that_it_reached_is_named(tmp_path):

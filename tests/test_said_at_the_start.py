@@ -127,6 +127,18 @@ def test_workers_that_send_nothing_are_no_free_method(method, workers, said):
     assert repr(run).endswith(" 0 bytes sent per worker)")
 
 
+@pytest.mark.parametrize("method, said", [("single", True), ("sync_sgd", False)])
+def test_votes_on_what_to_skip_are_not_an_exchange(method, said):
+    told = Lines()
+    optimizer = parsgd.reducers.skip_nonfinite(optax.sgd(0.1))
+    parsgd.fit(
+        tiny(), getattr(parsgd, method)(optimizer), workers=3, worker_batch=4,
+        rounds=2, observer=told,
+    )  # fmt: skip
+    line = "nothing but whether to skip a step is sent: each of the 3 workers"
+    assert any(text.startswith(line) for text in told.lines) == said
+
+
 def _x(params, state):
     return comm.mean(optax.contrib.schedule_free_eval_params(state, params))
 

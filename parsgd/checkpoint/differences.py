@@ -162,7 +162,8 @@ def same_leaves(old: Mapping[str, Leaf], new: Mapping[str, Leaf], folder: Path) 
         more = f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         raise FolderError(
             f"the state in {folder} does not fit this run:{''.join(wrong[:20])}{more}\n"
-            "Repeat the options of the run that saved it, or choose another folder"
+            "Repeat the options of the run that saved it, with the version of parsgd "
+            "that did, or choose another folder"
         )
 
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from parsgd.flat import leaves
 
-NAMES = ("_target_", "kind")  # what in a choice's file says what it is
+NAMES = ("_target_", "kind")  # which of a file says first what it is
 
 
 def chosen(hydra: Any, config: Mapping[str, Any]) -> dict[str, str]:
@@ -44,8 +44,8 @@ def _is_still(group: str, file: Mapping[str, Any], config: Mapping[str, Any]) ->
     for name in NAMES:
         key = f"{place}.{name}"
         said = file.get(key, file.get(name))  # with `@package _global_`, and without
-        if said is not None and config.get(key) != said:
-            return False
+        if said is not None:
+            return config.get(key) == said
     return True
 
 

@@ -6,14 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from parsgd.data.dataset import Dataset
+from parsgd.data.dataset import Dataset, Standardize
 
 _KNOWN: dict[int, tuple[weakref.ref, int]] = {}
 
 
 def data_checksum(data: Dataset) -> str:
-    """The checksum of both splits' arrays; read-only arrays are read only once."""
+    """The checksum of both splits' arrays; read-only arrays are read only once.
+
+    That of bytes which are standardised by column covers how, too.
+    """
     sums = [_checksum(x) for x in (*data.train, *data.test)]
+    how = data.prepare
+    if isinstance(how, Standardize) and isinstance(how.mean, tuple):
+        sums.append(zlib.crc32(repr(how).encode()))
     return f"{zlib.crc32(np.array(sums, np.uint32).tobytes()):08x}"
 
 

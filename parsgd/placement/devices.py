@@ -190,8 +190,8 @@ def place(
             pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
-        large_steps: Whether a gradient takes long beside what it sends, as that of a
-            convolution; ``auto`` then spreads identical workers of one process too.
+        large_steps: Whether gradients take long beside what they send, as those of
+            convolutions; ``auto`` then spreads identical workers of one process too.
 
     Returns:
         A `Placement`, whose ``reason`` tells why.

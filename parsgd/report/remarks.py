@@ -160,7 +160,8 @@ def _resolution(groups: Sequence[Group]) -> str:
     if not widest:
         return ""
     each = " to ".join(f"{x:,}" for x in dict.fromkeys((min(widest), max(widest))))
-    return f"evaluated every {each} samples: smaller differences are not resolved"
+    apart = f"evaluations lie at most {each} samples apart"
+    return f"{apart}: smaller differences are not resolved"
 
 
 def _named(labels: Sequence[str]) -> str:

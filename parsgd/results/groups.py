@@ -13,7 +13,7 @@ from parsgd.results.identity import identity, is_seed, settings, whole
 from parsgd.results.reading import Job
 from parsgd.results.sizes import sizes_of
 from parsgd.results.tasks import tasks_of
-from parsgd.results.varied import SIZES, choice_of, value_of, varying
+from parsgd.results.varied import SIZES, choice_of, value_of, varying, with_choices
 
 
 class Group(NamedTuple):
@@ -52,7 +52,7 @@ def group(jobs: Iterable[Job]) -> list[Group]:
     Where the same configuration and seed occur more than once, a completed job wins
     over others, then the one that started last; those set aside are kept beside it.
     """
-    jobs = list(jobs)
+    jobs = with_choices([*jobs])
     members: dict[str, tuple[dict[str, Any], list[Job]]] = {}
     for job, config in zip(jobs, settings(jobs), strict=True):
         members.setdefault(identity(config), (config, []))[1].append(job)

@@ -36,6 +36,32 @@ def name_of_call(job: Job, name: str) -> str:
     return str(config) if config is not None else "unknown"
 
 
+def with_choices(jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs, those that recorded no choices with the ones of their like.
+
+    Results of earlier versions and jobs without a result have none. Beside others that
+    make the same calls, and all have one name for that, they have it too.
+    """
+    names: dict[tuple[str, Any], set[str]] = {}
+    for job in jobs:
+        for name, choice in job.choices.items():
+            names.setdefault((name, _calls(job, name)), set()).add(choice)
+
+    def filled(job: Job) -> Job:
+        known = {name: names.get((name, _calls(job, name)), ()) for name in job.config}
+        one = {name: min(alike) for name, alike in known.items() if len(alike) == 1}
+        return job._replace(choices=one)
+
+    return [job if job.choices else filled(job) for job in jobs]
+
+
+def _calls(job: Job, name: str) -> tuple[tuple[str, Any], ...]:
+    """All that a part of the config calls, and where."""
+    part = job.config.get(name)
+    flat = leaves(part) if isinstance(part, Mapping) else {}
+    return tuple(sorted((k, str(v)) for k, v in flat.items() if "_target_" in k))
+
+
 def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:
     """Keys that differ between configurations and have no column of their own.
 

@@ -182,9 +182,11 @@ class Meter:
     def cautions(self) -> list[str]:
         """Lines on what a user might not expect of this run."""
         workers = self._engine.placement.workers
-        if workers > 1 and not any(self._sent.values()):
-            alone = f"nothing is sent: each of the {workers} workers trains alone, and "
-            return [f"{alone}only their average is evaluated"]
+        vote = all_reduce_bytes(4, workers) * self._engine.worker.skips
+        if workers > 1 and all(n <= vote * h for (_, h), n in self._sent.items()):
+            but = " but whether to skip a step" if vote else ""
+            alone = f"nothing{but} is sent: each of the {workers} workers trains alone"
+            return [f"{alone}, and only their average is evaluated"]
         lines = [BRANCHES] if self._at_most else []
         if size := self._engine.worker.readout_bytes(self._main[0]):
             more = f"{decimal(round(size))} more from each, which are not counted"
