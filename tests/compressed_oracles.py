@@ -14,7 +14,7 @@ import quantizer_oracles
 import reducer_oracles
 from oracles import _gradient, _map, _one_bit, _rounds, _train_alone, _zeros
 
-from parsgd.compressors.random import uniform, uniform_bits
+from parsgd.compressors.random import uniform_bits
 
 
 class Steps:
@@ -110,7 +110,8 @@ def exchange_key(step: int, number: int, worker: int | None) -> jax.Array:
 
 
 def _draws(v: Any, *place: Any) -> np.ndarray:
-    return np.asarray(uniform(exchange_key(*place), v.shape), np.float64).reshape(-1)
+    words = uniform_bits(exchange_key(*place), (v.size,))
+    return quantizer_oracles.uniform(words)
 
 
 def qsgd(number, v, t, w):

@@ -24,6 +24,11 @@ def packed(codes, width):
     return out.reshape(-1)
 
 
+def uniform(words):
+    """Numbers in [0, 1) from random words of 32 bits."""
+    return np.float64(np.asarray(words) >> 8) / 2**24
+
+
 def blocks(n, size):
     size = size or max(n, 1)
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]

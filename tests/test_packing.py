@@ -1,4 +1,4 @@
-"""Bits without gaps, and the random numbers that codes draw."""
+"""Bits without gaps, random numbers, and rounding to whole ones."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,11 @@ import quantizer_oracles as oracles
 from quantizer_codes import KEY
 
 from parsgd.compressors.packing import pack, unpack
-from parsgd.compressors.random import uniform, uniform_bits
+from parsgd.compressors.random import uniform_bits
+from parsgd.compressors.rounding import round_clipped, round_randomly
+
+# Whole and half numbers, beyond every range, and next to nothing.
+SPECIAL = [0.0, -0.0, 1, -1, 0.5, -0.5, 1e9, -1e9, 3e38, -3e38, np.inf, -np.inf, 1e-40]
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 9, 13, 17, 32])
@@ -48,7 +52,31 @@ def test_random_bits_are_uniform_and_independent():
 
 
 def test_a_part_draws_what_the_whole_draws():
-    whole = uniform(KEY, (50,))
-    np.testing.assert_array_equal(uniform(KEY, (20,), 30), whole[30:])
-    assert whole.min() >= 0 and whole.max() < 1
-    np.testing.assert_array_equal(uniform(KEY, (5, 10)).reshape(-1), whole)
+    whole = uniform_bits(KEY, (50,))
+    np.testing.assert_array_equal(uniform_bits(KEY, (20,), 30), whole[30:])
+    np.testing.assert_array_equal(uniform_bits(KEY, (5, 10)).reshape(-1), whole)
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 15, 16, 127])
+def test_rounds_to_nearest_within_the_range(top):
+    rng = np.random.default_rng(top)
+    x = np.float32(np.concatenate([rng.uniform(-2 * top, 2 * top, 500), SPECIAL]))
+    want = np.clip(np.round(x), -top, top)  # half to even
+    np.testing.assert_array_equal(
+        jax.jit(round_clipped, static_argnums=1)(x, top), want
+    )
+    assert np.abs(round_clipped(jnp.float32([np.nan, -np.nan]), top)).max() <= top
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 15, 16, 127])
+def test_rounds_up_as_often_as_the_fraction_says(top):
+    x = np.float32([top - 0.3, 0.25, 1e-3, -0.75, 0.1 - top, *SPECIAL])
+    draws = 40000
+    many = jnp.broadcast_to(jnp.array(x)[:, None], (x.size, draws))
+    got = np.asarray(jax.jit(round_randomly, static_argnums=1)(many, top, KEY))
+    exact = np.clip(np.float64(x), -top, top)
+    low = np.floor(exact)[:, None]
+    assert np.all((got == low) | (got == low + (exact[:, None] != low)))
+    spread = np.sqrt((exact % 1) * (1 - exact % 1) / draws)
+    assert np.all(np.abs(got.mean(axis=1) - exact) <= 5 * spread + 2.0**-15)
+    assert np.abs(round_randomly(jnp.float32([np.nan] * 9), top, KEY)).max() <= top

@@ -26,7 +26,7 @@ from parsgd.compressors import (
     terngrad,
 )
 from parsgd.compressors.eight_bit import dynamic_tree_values
-from parsgd.compressors.random import uniform, uniform_bits
+from parsgd.compressors.random import uniform_bits
 
 
 @pytest.mark.parametrize("n", [1, 40, 512, 1030, 2048])
@@ -36,7 +36,7 @@ from parsgd.compressors.random import uniform, uniform_bits
 def test_qsgd_follows_its_oracle(n, bucket, norm, levels):
     x = normal((n,))
     code = qsgd(levels=levels, bucket_size=bucket, norm=norm)
-    v, u = np.float64(x), np.float64(uniform(KEY, (n,)))
+    v, u = np.float64(x), oracles.uniform(uniform_bits(KEY, (n,)))
     want = oracles.qsgd(v, u, levels, bucket, norm)
     close(through(code, x), want, edges=2)
 
@@ -44,7 +44,7 @@ def test_qsgd_follows_its_oracle(n, bucket, norm, levels):
 @pytest.mark.parametrize("clip", [None, 0.5, 2.5])
 def test_terngrad_follows_its_oracle(clip):
     x = normal((2500,))  # two whole rows of what has no groups, and a rest
-    v, u = np.float64(x), np.float64(uniform(KEY, x.shape))
+    v, u = np.float64(x), oracles.uniform(uniform_bits(KEY, x.shape))
     close(through(terngrad(clip=clip), x), oracles.terngrad(v, u, clip), edges=2)
 
 
@@ -60,7 +60,7 @@ def test_natural_follows_its_oracle():
 @pytest.mark.parametrize("block", [None, 7, 64, 2048])
 def test_8bit_codes_follow_their_oracles(block):
     x = normal((2500,))  # two whole rows of what has no groups, and a rest
-    v, u = np.float64(x), np.float64(uniform(KEY, x.shape))
+    v, u = np.float64(x), oracles.uniform(uniform_bits(KEY, x.shape))
     close(
         through(linear_8bit(block_size=block), x),
         oracles.linear_8bit(v, block),
@@ -250,5 +250,5 @@ def test_terngrad_clips_at_each_workers_own_limit_before_it_shares_the_scale():
     v = np.stack([oracles.clipped(np.float64(row), 0.5) for row in x])
     s = np.abs(v).max()
     for q, row, key in zip(through_all(x, keys), v, keys, strict=True):
-        u = np.float64(uniform(key, (64,)))
+        u = oracles.uniform(uniform_bits(key, (64,)))
         close(q, s * oracles.up_or_down(row / s, u), edges=2)

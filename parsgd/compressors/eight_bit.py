@@ -13,7 +13,7 @@ from jax import lax
 
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups
-from parsgd.compressors.random import round_randomly
+from parsgd.compressors.rounding import round_clipped, round_randomly
 from parsgd.errors import check_choice, check_whole
 
 ROUNDINGS = ("nearest", "random")
@@ -85,8 +85,8 @@ def linear_8bit(
 
     def quantise(v, factor, start, key):
         t = v * factor
-        q = round_randomly(t, key, start) if random else jnp.round(t)
-        return jnp.clip(q, -127, 127).astype(jnp.int32).astype(jnp.int8)
+        q = round_randomly(t, 127, key, start) if random else round_clipped(t, 127)
+        return q.astype(jnp.int8)
 
     def restore(codes, unit, start, extra):
         del start, extra
@@ -214,7 +214,7 @@ def _to_tree(v, factor, start, extra):
     Decade i has the codes from 2^i up to 2^(i + 1)::
 
         code = 2^i + floor((a / 10^(i - 6) - 0.1) / 0.9 * 2^i)
-             = floor(slope a + 8/9 * 2^i)
+             = floor(slope a + 8/9 * 2^i) = round(slope a + shift)
     """
     del start, extra
     t = v * factor
@@ -223,11 +223,10 @@ def _to_tree(v, factor, start, extra):
     for i, threshold in enumerate(THRESHOLDS):
         inside = a >= threshold
         slope = jnp.where(inside, 10.0 ** (6 - i) * 2**i / 0.9, slope)
-        shift = jnp.where(inside, 2**i * 8 / 9, shift)
-    # What is nearer to a decade's last value than to the next decade's first ends in
-    # the last one: just below 2^(i + 1), and 0 below the first decade.
-    code = jnp.minimum(a * slope + shift, shift * (9 / 8 * (2 - 2**-8)))
-    code = code.astype(jnp.int32)
+        shift = jnp.where(inside, 2**i * 8 / 9 - 1 / 2, shift)
+    # What is nearer to a decade's last value than to the next decade's first has the
+    # last one's code: 2^(i + 1) - 1, and 0 below the first decade.
+    code = round_clipped(jnp.minimum(a * slope + shift, shift * 9 / 4 + 1 / 8), 127)
     code = jnp.where((t < 0) & (code > 0), code + 128, code)
     return jnp.where(t >= LARGEST, 128, code).astype(jnp.uint8)
 

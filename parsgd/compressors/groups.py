@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from parsgd.compressors.packing import alone
 
@@ -20,16 +21,18 @@ LANES = 32
 ROW = 1024  # entries of a row of what has no groups
 
 
-def _most(parts: list[jax.Array]) -> jax.Array:
-    # XLA's maximum on a CPU drops NaN.
-    return functools.reduce(jnp.maximum, parts) + _sum([x * 0 for x in parts])
+def _size_bits(x: jax.Array) -> jax.Array:
+    """The bits of ``|x|``, which are ordered as its values are; NaN comes last.
+
+    XLA's maximum of floats on a CPU drops NaN.
+    """
+    return lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
 
 
-def _sum(parts: list[jax.Array]) -> jax.Array:
-    return functools.reduce(jnp.add, parts)
-
-
-FOLDS = {"max": (jnp.abs, _most), "squares": (jnp.square, _sum)}
+FOLDS = {
+    "max": (_size_bits, jnp.maximum, jnp.max),
+    "squares": (jnp.square, jnp.add, jnp.sum),
+}
 
 
 def inverse(scale: jax.Array, top: float) -> jax.Array:
@@ -54,9 +57,13 @@ def absmax(flat: jax.Array, size: int | None) -> jax.Array:
     NaN where a group has an entry that is not finite.
     """
     if group_count(flat.size, size) == 1:
-        # Of rows first, in whose loop the sum that sees NaN costs nothing.
-        return largest(_fold(flat, ROW, "max") if flat.size > ROW else flat)[None]
-    return _fold(flat, size, "max")
+        return largest(_sizes(flat, ROW) if flat.size > ROW else flat)[None]
+    most = _sizes(flat, size)
+    return most + most * 0  # infinity is NaN
+
+
+def _sizes(flat: jax.Array, size: int | None) -> jax.Array:
+    return lax.bitcast_convert_type(_fold(flat, size, "max"), jnp.float32)
 
 
 def largest(x: jax.Array, axis: Any = None) -> jax.Array:
@@ -156,15 +163,16 @@ def _map_part(flat, scale, extra, *, fn, part: Part) -> jax.Array:
 
 def _slices(flat: jax.Array, *, kind: str, part: Part, lanes: int) -> jax.Array:
     """``[groups, lanes]``: each group's slices of ``lanes`` values, combined."""
-    rows, (fn, combine) = part.rows(flat), FOLDS[kind]
-    return combine([fn(rows[:, i : i + lanes]) for i in range(0, part.width, lanes)])
+    rows, (fn, combine, _) = part.rows(flat), FOLDS[kind]
+    slices = [fn(rows[:, i : i + lanes]) for i in range(0, part.width, lanes)]
+    return functools.reduce(combine, slices)
 
 
 def _halves(rows: jax.Array, *, kind: str) -> jax.Array:
     combine = FOLDS[kind][1]
     while rows.shape[1] > 1:
         half = rows.shape[1] // 2
-        rows = combine([rows[:, :half], rows[:, half:]])
+        rows = combine(rows[:, :half], rows[:, half:])
     return rows[:, 0]
 
 
@@ -185,11 +193,11 @@ def _fold(flat: jax.Array, size: int | None, kind: str) -> jax.Array:
 
 
 def _fold_part(flat: jax.Array, kind: str, part: Part) -> jax.Array:
+    fn, _, whole = FOLDS[kind]
     lanes = LANES
     while part.width > SLICES * lanes:
         lanes *= 2
     if part.width % lanes:
-        rows = part.rows(flat)
-        return largest(rows, 1) if kind == "max" else jnp.sum(jnp.square(rows), axis=1)
+        return whole(fn(part.rows(flat)), axis=1, initial=0)
     rows = _slices_alone(flat, kind=kind, part=part, lanes=lanes)
     return _halves_alone(rows, kind=kind)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, norm2
 from parsgd.compressors.packing import pack, unpack
-from parsgd.compressors.random import round_randomly
+from parsgd.compressors.rounding import round_randomly
 from parsgd.errors import UserError, check_choice, check_whole
 
 NORMS = {"l2": norm2, "max": absmax}
@@ -87,9 +87,8 @@ def qsgd(*, levels: int = 15, bucket_size: int = 512, norm: str = "l2") -> Compr
     width = math.ceil(math.log2(2 * levels + 1))
 
     def quantise(v, factor, start, key):
-        q = round_randomly(v * factor, key, start)
-        # The sum with the random number may be rounded up to s + 1.
-        return jnp.clip(q + levels, 0, 2 * levels).astype(jnp.int32).astype(jnp.uint8)
+        q = round_randomly(v * factor, levels, key, start)
+        return (q + levels).astype(jnp.uint8)
 
     def restore(codes, unit, start, extra):
         del start, extra

@@ -46,30 +46,3 @@ def uniform_bits(key: jax.Array, shape: tuple[int, ...], start: int = 0) -> jax.
     first = _mix(first ^ second, jnp.uint32(0xC2B2AE35))
     number = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     return _mix((number + jnp.uint32(start)) ^ first, second)
-
-
-def uniform(key: jax.Array, shape: tuple[int, ...], start: int = 0) -> jax.Array:
-    """Random ``float32`` in [0, 1): multiples of 2**-24.
-
-    Args:
-        key: A JAX random key.
-        shape: Of the result.
-        start: As in `uniform_bits`.
-    """
-    # Signed integers become floats in one instruction, unsigned ones do not.
-    bits = (uniform_bits(key, shape, start) >> 8).astype(jnp.int32)
-    return bits.astype(jnp.float32) * 2.0**-24
-
-
-def round_randomly(x: jax.Array, key: jax.Array, start: int = 0) -> jax.Array:
-    """One of the two integers around each entry, such that the mean is the entry.
-
-    ``floor(x + u)`` is the upper one with probability ``frac(x)``, for either sign, and
-    x itself where x = 0.
-
-    Args:
-        x: ``float32``.
-        key: A JAX random key.
-        start: As in `uniform_bits`.
-    """
-    return jnp.floor(x + uniform(key, x.shape, start))

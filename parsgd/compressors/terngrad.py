@@ -13,7 +13,7 @@ from parsgd import comm
 from parsgd.compressors.base import Compressor, Key
 from parsgd.compressors.groups import absmax, flat32, inverse, map_groups, total
 from parsgd.compressors.packing import pack, unpack
-from parsgd.compressors.random import round_randomly
+from parsgd.compressors.rounding import round_randomly
 from parsgd.errors import UserError
 
 
@@ -77,8 +77,11 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
 
     def quantise(v, factor, start, extra):
         key, bound = extra
-        q = round_randomly(jnp.clip(v * factor, -bound, bound), key, start)
-        return jnp.clip(q + 1, 0, 2).astype(jnp.int32).astype(jnp.uint8)
+        v = v * factor
+        if bound is not None:
+            v = jnp.clip(v, -bound, bound)
+        q = round_randomly(v, 1, key, start)  # which clips at 1
+        return (q + 1).astype(jnp.uint8)
 
     def encode(x: jax.Array, key: Key) -> TernGrad:
         if key is None:
@@ -90,11 +93,11 @@ def terngrad(*, clip: float | None = 2.5, share_scale: bool = False) -> Compress
             # Squares of very small entries are zero.
             limit = jnp.where(sigma > 0, clip * sigma, scale)
             scale = jnp.where(scale > limit, limit, scale)
-        # In units of s; this is also the clipping, for s is c sigma where that is less.
-        bound = jnp.float32(1.0)
+        # In units of s, which is c sigma where that is less: rounding clips at 1.
+        bound = None
         if share_scale:
             own, scale = scale, comm.maximum(scale)
-            bound = jnp.where(own < scale, own * inverse(scale, 1), bound)[0]
+            bound = jnp.where(own < scale, own * inverse(scale, 1), 1.0)[0]
         codes = map_groups(quantise, v, inverse(scale, 1), None, (key, bound))
         return TernGrad(pack(codes, 2), scale)
 
