@@ -204,14 +204,14 @@ def agreed(tree: Tree) -> Tree:
     """The same leaves, where the caller knows that they are equal on all workers.
 
     Values that came by `permute` look as if each lane had its own; then all would be
-    stored W times. Nothing is sent and nothing checked (``check_replicas=True`` is a
-    run's way to check).
+    stored W times. Nothing is sent; a run checks it with ``check_replicas=True``.
     """
 
-    def leaf(x):
+    @jax.jit
+    def equal_on_all(x):  # `parsgd.varying` knows the name
         return lax.all_gather(x, LANES)[0] if _bound(LANES) else x
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map(equal_on_all, tree)
 
 
 def all_to_all(tree: Tree) -> Tree:

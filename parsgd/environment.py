@@ -13,6 +13,7 @@ import psutil
 
 from parsgd import cores
 
+LINK = "PARSGD_LINK"
 PACKAGES = ("parsgd", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -48,6 +49,11 @@ def machine(devices: Iterable[object] = ()) -> dict[str, Any]:
         "platform": platform.platform(),
         "devices": [str(device) for device in devices],
     }
+
+
+def link() -> str | None:
+    """What the processes' network is called: by ``PARSGD_LINK``, as in `parsgd lab`."""
+    return os.environ.get(LINK) or None
 
 
 def _version(package: str) -> str | None:

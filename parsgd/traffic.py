@@ -24,10 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import Jaxpr
 from jax.interpreters import partial_eval
 
 from parsgd.comm import DEVICES
+from parsgd.errors import UserError
+from parsgd.lanes import prefixed
+from parsgd.varying import forked, over_workers, subjaxprs
 
 BRANCHES = (
     "bytes are the most that a worker may send: of the branches of each lax.cond the "
@@ -127,16 +130,11 @@ def _counted(name: str, workers: int, params: dict) -> tuple[str, float]:
     return kind
 
 
-def _axis_names(params: dict) -> tuple:
-    names = params.get("axes", params.get("axis_name", ()))
-    return names if isinstance(names, tuple) else (names,)
-
-
 def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
     found: list[Message] = []
     for eqn in jaxpr.eqns:
         name, params = eqn.primitive.name, eqn.params
-        if DEVICES in _axis_names(params) and name != "axis_index":
+        if over_workers(params) and name != "axis_index":
             kind = _counted(name, workers, params)
             for var in eqn.invars:
                 aval: Any = var.aval
@@ -153,7 +151,7 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
             found += [m._replace(at_most=m.at_most or unequal) for m in most]
         else:
             inner = times * params["length"] if name == "scan" else times
-            subs = [s for v in params.values() for s in _jaxprs(v)]
+            subs = [s for v in params.values() for s in subjaxprs(v)]
             messages = [m for s in subs for m in _walk(s, workers, inner)]
             if name == "while" and messages:
                 raise ValueError(
@@ -163,16 +161,6 @@ def _walk(jaxpr: Jaxpr, workers: int, times: int) -> list[Message]:
                 )
             found += messages
     return found
-
-
-def _jaxprs(value: Any) -> list[Jaxpr]:
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [j for v in value for j in _jaxprs(v)]
-    return []
 
 
 def isolated(fn: Callable, workers: int, args: Sequence[Any]) -> bool:
@@ -195,26 +183,29 @@ def isolated(fn: Callable, workers: int, args: Sequence[Any]) -> bool:
 
     def quiet(jaxpr: Jaxpr) -> bool:
         return all(
-            DEVICES not in _axis_names(eqn.params)
-            and all(quiet(s) for v in eqn.params.values() for s in _jaxprs(v))
+            not over_workers(eqn.params)
+            and all(quiet(s) for v in eqn.params.values() for s in subjaxprs(v))
             for eqn in jaxpr.eqns
         )
 
     return quiet(jax.make_jaxpr(fn, axis_env=[(DEVICES, workers)])(*args).jaxpr)
 
 
-def trace(fn: Callable, workers: int, *args: Any) -> Traffic:
+def trace(fn: Callable, workers: int, *args: Any, shared: Any = True) -> Traffic:
     """What one worker sends in one call of ``fn``.
 
     Args:
         fn: One worker's program; calls `parsgd.comm`.
         workers: W.
         *args: Arrays or ``jax.ShapeDtypeStruct``, as one worker sees them.
+        shared: Which of them are equal on all workers: a bool for all of ``args``, or
+            for each a bool or a tree of them.
 
     Returns:
         A `Traffic` of the program's collectives; without any if W is 1.
 
     Raises:
+        UserError: A collective in a branch that only some workers may take.
         ValueError: A collective that is not counted: one of an unknown kind, one over
             groups of workers, or one in a ``lax.while_loop``.
 
@@ -228,5 +219,13 @@ def trace(fn: Callable, workers: int, *args: Any) -> Traffic:
         return Traffic(())
     whole = jax.make_jaxpr(fn, axis_env=[(DEVICES, workers)])(*args).jaxpr
     # Without what no output depends on, in loops and inner functions too.
-    used, _ = partial_eval.dce_jaxpr(whole, [True] * len(whole.outvars))
+    used, kept = partial_eval.dce_jaxpr(whole, [True] * len(whole.outvars))
+    varies = jax.tree.leaves(prefixed(lambda same, _: not same, shared, args))
+    if name := forked(used, [v for v, k in zip(varies, kept, strict=True) if k]):
+        raise UserError(
+            f"a lax.cond decides whether workers call a collective ({name}) by what "
+            "may differ between them: those that do not call it leave the others "
+            "waiting. Let all decide alike, as by lax.cond(comm.maximum(flag) > 0, "
+            "...), or choose from what was sent with jnp.where"
+        )
     return Traffic(tuple(_walk(used, workers, 1)))

@@ -13,11 +13,18 @@ from parsgd.cluster.alike import check_alike
 from parsgd.core import Algorithm, phases as phases_of
 from parsgd.data.order import Tail
 from parsgd.data.shards import Shards
+from parsgd.environment import link
 from parsgd.errors import UserError
 from parsgd.placement import backend
 from parsgd.placement.devices import prepare
 from parsgd.tasks import Task
-from parsgd.training.checks import check_metrics, check_run, refuse_done, refuse_reached
+from parsgd.training.checks import (
+    check_metrics,
+    check_run,
+    refuse_done,
+    refuse_reached,
+    unreached,
+)
 from parsgd.training.engine import Engine
 from parsgd.training.evaluate import Evaluation, readout_cautions
 from parsgd.training.facts import TOLD, facts_of
@@ -209,12 +216,14 @@ def fit(
                     meta["round"], meta["step"], meta["counts"], past["earlier_workers"]
                 )
             summary = {key: facts[key] for key in TOLD}
-            summary |= {"planned_steps": plan.steps} | past | meter.summary()
+            summary |= {"planned_steps": plan.steps, "link": link()}
+            summary |= past | meter.summary()
             evaluate = Evaluation(task, engine, train_examples)
             lines = [
                 *task.data.notes,
                 *plan.describe(sum(segment.rounds for segment in segments)),
                 engine.describe(),
+                *unreached(plan, phases),
                 *meter.cautions(),
                 *readout_cautions(phases, engine.worker.spec.strategy),
                 *keeper.lines,

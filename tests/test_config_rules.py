@@ -201,3 +201,16 @@ def test_a_time_constant_may_be_numpys_number_and_is_finite():
     assert eta == pytest.approx(0.7261, abs=1e-4)
     with pytest.raises(parsgd.UserError, match="time_constant=inf"):
         parsgd.block_momentum_from_time_constant(np.inf, **sizes)
+
+
+@pytest.mark.parametrize("momentum", ["nan", "-0.1", "1", "2"])
+def test_a_momentum_that_grows_is_refused(momentum):
+    with pytest.raises(
+        UserError, match=r"optimizer\.momentum=.*: give a number from 0"
+    ):
+        build("optimizer=momentum", f"optimizer.momentum={momentum}")
+
+
+def test_a_penalty_that_is_no_number_is_refused():
+    with pytest.raises(UserError, match="l2=nan: a penalty must be 0 or more"):
+        build("task.l2=nan")

@@ -58,11 +58,11 @@ def test_a_quantity_for_a_label_is_told(tmp_path):
     rows = "".join(f"{i % 7}.5,{i * i}\n" for i in range(30))
     (note,) = load_csv(table(tmp_path, "a,price\n" + rows)).notes
     assert note.startswith("t: 30 of its 30 classes have a single example. This task")
-    assert "set task.label (of npz task.y; " in note
+    assert "chosen with task.label, in csv the last column" in note
     np.savez(tmp_path / "a.npz", x=np.ones((30, 2)), y=np.arange(30) ** 2)
     assert load_npz(tmp_path / "a.npz").notes == (note.replace("t: ", "a: ", 1),)
     np.savez(tmp_path / "b.npz", x=np.ones((30, 2)), y=np.arange(30) // 2)
-    assert not load_npz(tmp_path / "b.npz").notes
+    assert not any("single" in note for note in load_npz(tmp_path / "b.npz").notes)
     counted = "".join(f"{i},{i % 7}.5,{i * i}\n" for i in range(30))
     assert len(load_csv(table(tmp_path, "n,a,price\n" + counted)).notes) == 2
 
@@ -330,3 +330,38 @@ def test_npz_that_is_damaged(tmp_path):
         load_npz(tmp_path / "zip.npz")
     with pytest.raises(UserError, match=r"there is no file .*it is a folder"):
         load_npz(tmp_path)
+
+
+def test_test_labels_that_no_training_example_has_are_told(tmp_path):
+    x = np.eye(6, 2)
+    labels = {"y": [0, 1, 2, 0, 1, 2], "xt": x[:3], "yt": [2, 7, 8]}
+    np.savez(tmp_path / "a.npz", x=x, **labels)
+    data = load_npz(tmp_path / "a.npz", x_test="xt", y_test="yt")
+    assert data.notes == (
+        "a: no training example has the labels 7, 8, which 2 test examples of 3 have: "
+        "none of these can be got right",
+    )
+
+
+def test_labels_of_both_kinds_of_long_numbers_stay_apart(tmp_path):
+    x, large = np.eye(4, 2), 2**63 + np.arange(2, dtype=np.uint64)
+    labels = {"y": np.array([0, 1, 0, 1]), "xt": x[:2], "yt": large}
+    np.savez(tmp_path / "a.npz", x=x, **labels)
+    assert load_npz(tmp_path / "a.npz", x_test="xt", y_test="yt").classes == 4
+
+
+def test_labels_of_another_shape_are_told_as_they_are_in_the_file(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(40, 2), y=np.zeros((40, 3), int))
+    with pytest.raises(UserError, match=r"labels of shape \(40, 3\): give one class"):
+        load_npz(tmp_path / "a.npz")
+
+
+def test_a_column_of_words_is_told_with_the_column_of_labels(tmp_path):
+    path = table(tmp_path, "temp,kind,wind\n1,hot,2\n2,cold,3\n")
+    with pytest.raises(UserError, match=r"'kind' .* labels are taken from 'wind'"):
+        load_csv(path)
+
+
+def test_a_single_nul_is_not_taken_for_utf_16(tmp_path):
+    with pytest.raises(UserError, match="it has a character NUL"):
+        load_csv(table(tmp_path, "a,b,y\n1,2,\0\n2,3,1\n"))

@@ -174,8 +174,22 @@ def test_what_wraps_a_reducer_works_from_the_first_step(wrapped, feedback):
         optax.named_chain(
             ("clip", reducers.clip(1.0)), ("vote", reducers.majority_vote())
         ),
+        optax.MultiSteps(COMPRESSED["ef"], 2).gradient_transformation(),
+        optax.partition(
+            {"sent": COMPRESSED["ef"], "voted": reducers.majority_vote()},
+            {"w1": "sent", "w2": "sent", "b1": "voted", "b2": "voted"},
+        ),
     ],
-    ids=["demo", "dgc", "momentum", "clipped", "skipping", "named"],
+    ids=[
+        "demo",
+        "dgc",
+        "momentum",
+        "clipped",
+        "skipping",
+        "named",
+        "steps",
+        "a part of it",
+    ],
 )
 def test_a_dense_start_is_refused_where_it_would_lack_momentum(reducer):
     method = parsgd.compressed_sgd(optax.sgd(0.1), reducer=reducer, start_step=2)

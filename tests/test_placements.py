@@ -313,3 +313,29 @@ def test_calls_of_the_host_do_not_hide_what_differs_between_processes():
         return spmd.without_numbers(made.replace("index = 0", f"index = {number}"))
 
     assert plain(0.1, 0) == plain(0.1, 7) != plain(0.2, 0)
+
+
+def with_an_empty_parameter():
+    """An array without entries, as of a model with an optional part, that is read."""
+    base = tiny()
+
+    def init(key):
+        params, model = base.init(key)
+        return params | {"none": jnp.zeros((0, 4))}, model
+
+    def loss(params, model, batch, key):
+        value, model = base.loss(params, model, batch, key)
+        return value + jnp.sum(params["none"]), model
+
+    return base._replace(init=init, loss=loss)
+
+
+@pytest.mark.parametrize("kind", ["vmap", "shard_map", "pmap"])
+def test_an_array_without_entries_is_each_workers_own(kind):
+    run, order = engine("local_sgd", 4, kind, task=with_an_empty_parameter())
+    state = run.init(jax.random.key(1))
+    for turn in range(3):  # what a program returns, the next call takes
+        index, weight = order.indices(2 * turn, 2)
+        index = np.ascontiguousarray(index.reshape(1, 2, 4, 4).transpose(2, 0, 1, 3))
+        state = run.run(state, 0, index, weight, 1)[0]
+    assert jax.tree.leaves(state.params["none"])[0].shape[-2:] == (0, 4)

@@ -186,7 +186,11 @@ class Closed(io.StringIO):
 
 
 def test_a_terminal_that_is_closed_does_not_end_a_run():
-    display = Progress(Console(file=Closed(), force_terminal=True))
+    console = Console(file=io.StringIO(), force_terminal=True)
+    display = Progress(console)
+    sent = dict.fromkeys(("bytes_per_round", "bytes_dense_per_round"), 0)
+    display.start(sent | {"calls_per_round": {}}, [])
+    console.file = Closed()
     display.say("a worker's gradient was not finite")
     display.end(None)
 

@@ -1,5 +1,7 @@
 """Runs that go on under odd conditions: other phases, NaN in waiting, skipped ends."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,3 +93,15 @@ def test_G1_bad_rounds_before_a_stop_count_after_it(tmp_path):
     assert fit(tmp_path / "b", **options).reason == whole.reason
     more = fit(tmp_path / "b", **options | {"max_bad_rounds": 4})
     assert more.status == "completed" and more.summary["steps"] == 9
+
+
+def test_a_diverged_run_may_go_on_with_another_rate(tmp_path):
+    task = spoiled(tiny(), steps=[4, 5, 6], worker=0, workers=1, worker_batch=4)
+    options = {"task": task, "rounds": 9, "max_bad_rounds": 3, **ONE}
+    careful = functools.partial(parsgd.sync_sgd, skip_nonfinite=True)
+    rates = [{"optimizer": {"learning_rate": rate}} for rate in (0.1, 0.01)]
+    first = fit(tmp_path, algorithm=careful(RATE), config=rates[0], **options)
+    assert first.status == "diverged"
+    lower = careful(optax.sgd(0.01, 0.9))
+    again = fit(tmp_path, algorithm=lower, config=rates[1], **options)
+    assert again.status == "completed" and again.summary["steps"] == 9

@@ -168,3 +168,13 @@ def test_a_schedule_free_optimizer_that_is_evaluated_at_y_is_said(
     )  # fmt: skip
     warned = [line for line in told.lines if "is evaluated at y" in line]
     assert len(warned) == said
+
+
+@pytest.mark.parametrize(("start", "said"), [(3, True), (9, True), (2, False)])
+def test_a_change_that_never_comes_is_said(start, said, capsys):
+    method = parsgd.one_bit_sgd(optax.sgd(0.1), start_step=start)
+    parsgd.fit(
+        tiny(), method, workers=2, worker_batch=4, rounds=3, observer=parsgd.Progress()
+    )
+    line = f"warning: the algorithm would change at step {start}, and the run has 3"
+    assert (line in capsys.readouterr().out) == said

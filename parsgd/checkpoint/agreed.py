@@ -108,8 +108,9 @@ def by_all(read: Callable[[], T]) -> T:
     for text, now in problems:
         if now:
             raise FolderError(
-                f"a checkpoint cannot be read now ({text}); it may well be whole: make "
-                "room or give permission, and repeat the command"
+                f"a checkpoint cannot be read now ({text}); it may well be whole: give "
+                "what is lacking, such as memory, permission or open files (ulimit "
+                "-n), and repeat the command"
             )
     if problems:
         raise Unreadable(problems[0][0])

@@ -262,6 +262,7 @@ class Watch:
             # A disk may be full, and a terminal or pipe gone: it ends all the same.
             with contextlib.suppress(OSError, ValueError):
                 print(message, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             if self._process == 0:
                 # Whose end launchers wait for first: let the others see why before.

@@ -111,23 +111,12 @@ SMALL = "one-dimensional"
 GROWS = "would not become smaller"
 
 
-def why_raw(compressor: Compressor, like: Any, *, min_size: int = 0) -> str:
-    """Why a leaf is sent as it is; empty if it is compressed.
-
-    A matrix or larger is, if that makes it smaller. Biases and other one-dimensional
-    leaves are a small part of the bytes and the most sensitive to quantisation.
-
-    Args:
-        compressor: The compressor.
-        like: The leaf.
-        min_size: Leaves of fewer elements are sent as they are.
-    """
-    small = why_small(like, min_size)
-    return small or why_grows(like, payload_bytes(compressor, like))
-
-
 def why_small(like: Any, min_size: int = 0) -> str:
-    """Why a leaf is too small to compress; empty if it is not."""
+    """Why a leaf is too small to compress; empty if it is not.
+
+    Biases and other one-dimensional leaves are a small part of the bytes and the most
+    sensitive to quantisation.
+    """
     if len(like.shape) < 2:
         return SMALL
     few = like.size < min_size

@@ -41,6 +41,8 @@ def chosen(hydra: Any, config: Mapping[str, Any]) -> dict[str, str]:
 def _is_still(group: str, file: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     """Whether a config still has what a choice's file says that it is."""
     place = group.replace("/", ".")
+    if place in file and file[place] is None:
+        return config.get(place, "") is None
     for name in NAMES:
         key = f"{place}.{name}"
         said = file.get(key, file.get(name))  # with `@package _global_`, and without

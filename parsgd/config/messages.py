@@ -80,8 +80,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, MissingConfigException):
         text = _missing(error)
         if any(a.startswith("resume=") for a in arguments):
-            text = text.rstrip(".")
-            text += ". If it is one of your own, give --config-dir again."
+            text = f"give --config-dir again, if the run had one. {text}"
         return text
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")

@@ -66,7 +66,7 @@ def make_optimizer(
             f"optimizer.learning_rate={base}: give the base rate as a number, 0 or "
             "more; scaling and schedule change it"
         )
-    _check_nesterov(node)
+    _check_momentum(node)
     own = is_adam(config["strategy"])
     adam = _of_adam(node, config["strategy"]) if own else {}
     rule = call(config["scaling"], "scaling", allowed=allowed)
@@ -176,14 +176,22 @@ def _of_adam(node: Mapping[str, Any], strategy: Mapping[str, Any]) -> dict[str, 
     return {name: strategy.get(name, given[name]) for name in taken}
 
 
-def _check_nesterov(node: Mapping[str, Any]) -> None:
-    """Refuse a kind of momentum where there is none; optax says nothing.
+def _check_momentum(node: Mapping[str, Any]) -> None:
+    """Refuse a momentum that grows, or a kind of one where there is none.
+
+    Optax says nothing.
 
     Raises:
         UserError: What to give.
     """
-    target = str(node["_target_"])
-    without = target in ("optax.sgd", "optax.rmsprop") and node.get("momentum") is None
+    target, momentum = str(node["_target_"]), node.get("momentum")
+    if target not in ("optax.sgd", "optax.rmsprop"):
+        return
+    if isinstance(momentum, int | float) and not 0 <= momentum < 1:
+        raise UserError(
+            f"optimizer.momentum={momentum}: give a number from 0 up to, but not, 1"
+        )
+    without = momentum is None
     if without and node.get("nesterov") is True:
         raise UserError(
             f"optimizer.nesterov=true: without a momentum {target} does not use it: "

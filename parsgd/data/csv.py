@@ -183,8 +183,10 @@ def _check_text(file: Path) -> None:
     """
     with file.open("rb") as opened:
         start = opened.read(1 << 16)
-    if b"\0" in start:
-        raise ValueError("its characters have two bytes, as UTF-16 has")
+    if wide := start.count(b"\0"):
+        two = wide > len(start) // 4
+        is_what = "its characters have two bytes, as UTF-16 has"
+        raise ValueError(is_what if two else "it has a character NUL, which is no text")
     if b"\r" in start and b"\n" not in start.rstrip():
         raise ValueError("its lines end with carriage returns alone")
 
@@ -246,8 +248,8 @@ def _table(
             "set label to one of these."
         )
     plain = {name: _plain(table[name]) for name in names}
-    for name, column in plain.items():
-        _check(column, file, label=name == label)
+    for column in plain.values():
+        _check(column, file, label)
     column = plain.pop(label)
     y = column.to_numpy()
     if column.dtype == pl.String:
@@ -262,18 +264,19 @@ def _table(
     return pl.DataFrame(plain).cast(pl.Float64).to_numpy(), y, notes
 
 
-def _check(column: Any, file: Path, *, label: bool) -> None:
+def _check(column: Any, file: Path, labels: str) -> None:
     """Refuse missing values, and in a column of inputs those that are no numbers."""
     import polars as pl
 
     NARROW = (pl.Int64, pl.UInt64, pl.Int32, pl.UInt32)
-    what = f"csv: column {column.name!r} of {file}"
+    what, label = f"csv: column {column.name!r} of {file}", column.name == labels
     if not (label or column.dtype.is_numeric() or column.dtype == pl.Boolean):
         words = column.cast(pl.String).drop_nulls()
         word = words.filter(words.cast(pl.Float64, strict=False).is_null())[0]
         raise UserError(
             f"{what} is not numeric, for example {word!r}: encode it as numbers or "
-            "remove it."
+            f"remove it. The labels are taken from {labels!r}: if they are in another "
+            "column, name it (task.label; in a script, label)."
         )
     bad = column.is_null()
     if column.dtype.is_float():

@@ -6,8 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from parsgd.data.dataset import Dataset, Split, Standardize, as_floats, shared
-from parsgd.errors import UserError, check_whole
+from parsgd.errors import UserError, check_positive, check_whole
 from parsgd.words import counted
+
+OTHER_LABELS = (
+    "Labels that name classes are chosen with task.label, in csv the last column if "
+    "left out (of npz task.y; in a script, label or y)."
+)
 
 
 def from_arrays(
@@ -61,20 +66,36 @@ def from_arrays(
             test=Split(x_test, y_test),
             classes=len(values),
             prepare=prepare,
-            notes=_notes(name, np.bincount(np.concatenate([y_train, y_test]))),
+            notes=_single(name, np.bincount(np.concatenate([y_train, y_test])))
+            or _unseen(name, values, y_train, y_test),
         )
     )
 
 
-def _notes(name: str, counts: np.ndarray) -> tuple[str, ...]:
+def _unseen(
+    name: str, values: np.ndarray, y_train: np.ndarray, y_test: np.ndarray
+) -> tuple[str, ...]:
+    """A line where test labels are in no training example."""
+    new = np.setdiff1d(y_test, y_train)
+    if not len(new):
+        return ()
+    listed = ", ".join(str(values[i]) for i in new[:3])
+    return (
+        f"{name}: no training example has the label{'s'[: len(new) - 1]} {listed}"
+        f"{' and others' if len(new) > 3 else ''}, which "
+        f"{counted(int(np.isin(y_test, new).sum()), 'test example')} of "
+        f"{len(y_test):,} have: none of these can be got right",
+    )
+
+
+def _single(name: str, counts: np.ndarray) -> tuple[str, ...]:
     """What to say of classes of so many examples each."""
     single, classes = int((counts == 1).sum()), len(counts)
     if 2 * single <= classes:
         return ()
     return (
         f"{name}: {single:,} of its {classes:,} classes have a single example. This "
-        "task sorts examples into classes, and a quantity is none: set task.label (of "
-        "npz task.y; in a script, label or y) to labels that name classes",
+        f"task sorts examples into classes, and a quantity is none. {OTHER_LABELS}",
     )
 
 
@@ -149,6 +170,12 @@ def split_rows(
             "example needs exactly one of each."
         )
     check_whole("split_seed", seed, 0)
+    check_positive("test_fraction", test_fraction)
+    if y.ndim != 1:
+        raise UserError(
+            f"{name}: labels of shape {y.shape}: give one class per example, as an "
+            "array of shape [N]."
+        )
     if len(x) < 2:
         raise UserError(
             f"{name}: {counted(len(x), 'example')} cannot be split into training and "
@@ -186,7 +213,8 @@ def _class_ids(
             if (y != np.round(y)).any():
                 raise UserError(
                     f"{name}: labels such as {y[y != np.round(y)][0]} are not whole "
-                    "numbers: this task sorts examples into classes."
+                    "numbers: this task sorts examples into classes, and predicts no "
+                    f"quantities. {OTHER_LABELS}"
                 )
         elif y.dtype.kind not in "iubU":
             raise UserError(
@@ -198,6 +226,10 @@ def _class_ids(
             f"{labels[1].dtype}, so no class is in both: give both as numbers or both "
             "as words."
         )
+    if np.result_type(*labels).kind == "f" and all(
+        y.dtype.kind in "iub" for y in labels
+    ):
+        labels = tuple(y.astype(object) for y in labels)  # not rounded to float64
     values, ids = np.unique(np.concatenate(labels), return_inverse=True)
     ids = ids.astype(np.int32)
     ends = np.cumsum([len(y) for y in labels])[:-1]

@@ -18,6 +18,7 @@ from parsgd.cluster.launch import (
     whole,
 )
 from parsgd.cluster.supervise import supervise
+from parsgd.environment import LINK
 from parsgd.errors import UserError
 from parsgd.lab import links, network
 from parsgd.signals import handled, unwind
@@ -76,6 +77,7 @@ def lab(arguments: list[str]) -> int:
             for space, file in zip(made.spaces, files, strict=True)
         ]
         where = environments(f"{made.addresses[0]}:{PORT}", count)
+        where = [one | {LINK: link.describe()} for one in where]
         code = supervise(commands, where, cores=cores, grace=options.grace)
         whole_run = [links.counters(space)._asdict() for space in made.spaces]
         jobs = [_lines(file) for file in files]

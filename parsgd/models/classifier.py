@@ -1,5 +1,7 @@
 """What the built-in models share: the data set sets their number of classes."""
 
+from numbers import Integral
+
 import jax
 from flax import linen as nn
 
@@ -42,7 +44,7 @@ class Classifier(nn.Module, kw_only=True):
 def check_sizes(name: str, **sizes: int) -> None:
     """Raise `UserError` for a size below 1, naming the module and the argument."""
     for key, size in sizes.items():
-        if size < 1:
+        if not isinstance(size, Integral) or size < 1:
             raise UserError(f"{name}: {key}={size}: it must be at least 1.")
 
 

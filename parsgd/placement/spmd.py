@@ -163,7 +163,13 @@ def compiled(
         return _noted(run, name)
     if placement.kind == "pmap" and len(placement.devices) > 1:
         return run  # it is compiled already
-    lowered = jax.jit(run, donate_argnums=donate).lower(*args)
+    out = None
+    if len(placement.devices) > 1:
+        # Said here as well: of empty arrays the compiler says that all share them.
+        out = jax.tree.map(
+            lambda same: NamedSharding(placement.mesh, _spec(same)), shared_out
+        )
+    lowered = jax.jit(run, donate_argnums=donate, out_shardings=out).lower(*args)
     if placement.processes > 1:
         _check_same_program(lowered.as_text(), name)
     program = lowered.compile()

@@ -11,6 +11,7 @@ import optax
 
 from parsgd import comm
 from parsgd.compressors.groups import unit_of
+from parsgd.compressors.packing import alone
 
 
 def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
@@ -58,11 +59,6 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
         the bytes at W = 4 and more, and no second pass to collect the halves.
     """
 
-    def pair(a: list, b: list) -> list:
-        if not per_leaf:
-            return _combine(a, b)
-        return [_combine([x], [y])[0] for x, y in zip(a, b, strict=True)]
-
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         del params
         workers, rank = comm.world(), comm.rank()
@@ -71,15 +67,12 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
         x, structure = jax.tree.flatten(updates)
         if rest:
             # Those that get nothing pair with zeros, which changes nothing.
-            x = pair(x, comm.permute(x, [(core + i, i) for i in rest]))
+            other = comm.permute(x, [(core + i, i) for i in rest])
+            x = _pair(x, other, True, per_leaf=per_leaf)
         distance = 1
         while distance < core:
             other = comm.permute(x, [(r, r ^ distance) for r in range(core)])
-            # In the same order on both sides, so that both get the same bits.
-            first = rank & distance == 0
-            x = pair(
-                optax.tree.where(first, x, other), optax.tree.where(first, other, x)
-            )
+            x = _pair(x, other, rank & distance == 0, per_leaf=per_leaf)
             distance *= 2
         if rest:
             back = comm.permute(x, [(i, core + i) for i in rest])
@@ -87,6 +80,23 @@ def adasum(*, per_leaf: bool = True) -> optax.GradientTransformation:
         return comm.agreed(jax.tree.unflatten(structure, x)), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _merged(own: list, other: list, first: Any, *, per_leaf: bool) -> list:
+    """The sum of two workers' gradients: the same bits on both.
+
+    Both add in one order, this one's first where ``first`` is set. It is a call of its
+    own: merged with what makes ``own``, XLA would compute that again with other
+    roundings than in the copy that was sent.
+    """
+    a = optax.tree.where(first, own, other)
+    b = optax.tree.where(first, other, own)
+    if not per_leaf:
+        return _combine(a, b)
+    return [_combine([x], [y])[0] for x, y in zip(a, b, strict=True)]
+
+
+_pair = alone(_merged, "per_leaf")
 
 
 def _combine(a: list, b: list) -> list:

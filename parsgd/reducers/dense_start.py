@@ -25,12 +25,14 @@ from parsgd.reducers.power_sgd import PowerSGDState
 PROBE = {"probe": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
 # States of reducers that have nothing to do before they compress.
 ONLY_COMPRESS = (ExchangeState, FeedbackState, PowerSGDState)
+KNOW = (FeedbackState, PowerSGDState)  # states of those that all take ``dense=True``
 # Beside tuples, which are those of `optax.chain`; a plain dict may be a reducer's own.
 HOLD_OTHERS = (
     OrderedDict,  # of `optax.named_chain`
     SkipState,
     optax.MaskedState,
     optax.ApplyIfFiniteState,
+    optax.MultiStepsState,
     optax.transforms.PartitionState,
 )
 
@@ -76,6 +78,8 @@ def works_dense(reducer: optax.GradientTransformation) -> bool:
 def takes_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> bool:
     """Whether a reducer, or something in it, reads the argument ``dense``.
 
+    Of several parts of `optax.partition` each must: one that does not would compress.
+
     Args:
         reducer: The reducer.
         params: Parameters to try it on; some reducers only take their own model's.
@@ -84,7 +88,15 @@ def takes_dense(reducer: optax.GradientTransformation, params: Any = PROBE) -> b
     whole = optax.with_extra_args_support(reducer)
     state = jax.eval_shape(reducer.init, params)
     jax.eval_shape(lambda g, s: whole.update(g, s, g, dense=asked), params, state)
-    return asked.was_read
+    parts = _found(state, optax.transforms.PartitionState)
+    several = [x.inner_states.values() for x in parts if len(x.inner_states) > 1]
+    return asked.was_read and all(_found(x, KNOW) for some in several for x in some)
+
+
+def _found(state: Any, kind: Any) -> list[Any]:
+    """What is of a kind in a reducer's state."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
 def does_more(state: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from parsgd.flat import UNSTORED, leaves
 from parsgd.results.reading import Job
-from parsgd.results.said import PROCESSES, RESUMED, processes_of, said
+from parsgd.results.said import LINK, PROCESSES, RESUMED, link_of, processes_of, said
 from parsgd.results.sizes import BATCHES, sizes_of
 from parsgd.results.tasks import PATH, files_of
 from parsgd.results.varied import PARAMETERS
@@ -23,8 +23,9 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     the seed again wherever a call takes it.
 
     Added is what no config says: the settings before a run was resumed, the number of
-    processes, and the number of the model's parameters where it alone tells jobs apart,
-    as those of a script that does not say which networks it compares.
+    processes and the name of their network, and the number of the model's parameters
+    where it alone tells jobs apart, as those of a script that does not say which
+    networks it compares.
     """
     found = [
         _settings(job, path) for job, path in zip(jobs, files_of(jobs), strict=True)
@@ -36,9 +37,10 @@ def settings(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     for job, config in zip(jobs, found, strict=True):
         if (before := said(job, RESUMED)) is not None:
             config[RESUMED] = before
-    for config, count in zip(found, _filled(processes_of, jobs, found), strict=True):
-        if count not in (None, 1):
-            config[PROCESSES] = count
+    for key, value_of in ((PROCESSES, processes_of), (LINK, link_of)):
+        for config, value in zip(found, _filled(value_of, jobs, found), strict=True):
+            if value not in (None, 1):
+                config[key] = value
     if not any(PARAMETERS in config for config in found):
         _add_parameters(jobs, found)
     return found

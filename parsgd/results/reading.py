@@ -91,8 +91,18 @@ def read_job(folder: str | Path) -> Job:
     record = _read_result(folder / RESULT)
     metrics = _read_metrics(folder / METRICS)
     if record is not None:
+        last = (record.get("final") or {}).get("round")
+        kept = last is None or any(line.get("round") == last for line in metrics)
+        if record["status"] == "completed" and not kept:
+            raise UserError(
+                f"{folder / METRICS} lacks the last evaluation of {RESULT}, at round "
+                f"{last}: it was cut short. Remove {RESULT}, and its command or sweep "
+                "runs it again; or leave its folder out"
+            )
         return _finished(folder, record, metrics)
-    where = f"at round {metrics[-1].get('round')}" if metrics else "before it evaluated"
+    where = "before it evaluated"
+    if metrics:
+        where = f"after its evaluation at round {metrics[-1].get('round')}"
     overrides = folder / OVERRIDES
     if not overrides.is_file():  # of an older parsgd
         overrides = folder / ".hydra" / OVERRIDES

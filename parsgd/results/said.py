@@ -10,13 +10,16 @@ from parsgd.words import counted
 RESUMED = "resumed"  # what a run is said to be that went on with other settings
 PROCESSES = "processes"  # of runs of several: their seconds are of another kind
 COUNTED = {"devices": "device", "processes": "process", "cores": "core"}
-SAID = (RESUMED, PROCESSES)  # even where they tell nothing apart
+LINK = "link"  # between them, where it has a name
+SAID = (RESUMED, PROCESSES, LINK)  # even where they tell nothing apart
 
 
 def said(job: Job, key: str) -> Any:
-    """What no config says: of other settings before, and of processes."""
+    """What no config says: of other settings before, of processes, of their network."""
     if key == RESUMED:
         return _resumed(job)
+    if key == LINK:
+        return link_of(job)
     count = processes_of(job)
     return count if count != 1 else None
 
@@ -26,6 +29,12 @@ def processes_of(job: Job) -> int | None:
     place = placement_of(job)
     count = place.get("processes", 1) if place else None
     return count if isinstance(count, int) else None
+
+
+def link_of(job: Job) -> str | None:
+    """What the network between its processes is called; None where it has no name."""
+    name = job.summary.get("link")
+    return name if isinstance(name, str) else None
 
 
 def _resumed(job: Job) -> str | None:

@@ -39,27 +39,30 @@ def name_of_call(job: Job, name: str) -> str:
 def with_choices(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs, those that recorded no choices with the ones of their like.
 
-    Results of earlier versions and jobs without a result have none. Beside others that
-    make the same calls, and all have one name for that, they have it too.
+    Results of earlier versions and jobs without a result have none. Beside others whose
+    strategies make the same calls and all have one name, theirs has it too.
     """
-    names: dict[tuple[str, Any], set[str]] = {}
+    names: dict[str, set[str]] = {}
     for job in jobs:
-        for name, choice in job.choices.items():
-            names.setdefault((name, _calls(job, name)), set()).add(choice)
+        if choice := job.choices.get("strategy"):
+            names.setdefault(_calls(job.config.get("strategy")), set()).add(choice)
 
     def filled(job: Job) -> Job:
-        known = {name: names.get((name, _calls(job, name)), ()) for name in job.config}
-        one = {name: min(alike) for name, alike in known.items() if len(alike) == 1}
-        return job._replace(choices=one)
+        alike = names.get(_calls(job.config.get("strategy")), set())
+        return job._replace(choices={"strategy": min(alike)} if len(alike) == 1 else {})
 
     return [job if job.choices else filled(job) for job in jobs]
 
 
-def _calls(job: Job, name: str) -> tuple[tuple[str, Any], ...]:
-    """All that a part of the config calls, and where."""
-    part = job.config.get(name)
-    flat = leaves(part) if isinstance(part, Mapping) else {}
-    return tuple(sorted((k, str(v)) for k, v in flat.items() if "_target_" in k))
+def _calls(node: Any) -> str:
+    """All that a part of a config calls, and where, as a text."""
+    if isinstance(node, list):
+        node = dict(enumerate(node))
+    if not isinstance(node, Mapping):
+        return ""
+    inner = {str(key): _calls(value) for key, value in node.items()}
+    inner = {key: calls for key, calls in inner.items() if calls}
+    return json.dumps([node.get("_target_"), sorted(inner.items())])
 
 
 def varying(jobs: list[Job], configs: list[dict[str, Any]]) -> list[str]:

@@ -6,7 +6,6 @@ ICASSP 2016.
 """
 
 import math
-import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,12 @@ import optax
 
 from parsgd import comm
 from parsgd.core import Params, Strategy
-from parsgd.errors import UserError, check_positive, check_transformation
+from parsgd.errors import (
+    UserError,
+    check_choice,
+    check_positive,
+    check_transformation,
+)
 from parsgd.reducers import all_reduce
 from parsgd.strategies.outer import outer_loop
 
@@ -86,12 +90,7 @@ def block_momentum_from_time_constant(
             f"global_batch, and got {' and '.join(batches) or 'none'}"
         )
     for name, value in (given | batches).items():
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not 0 < float(value) < math.inf:
-            raise UserError(
-                f"{name}={value}: block momentum from a time constant needs a number, "
-                "more than 0"
-            )
+        check_positive(name, value)
     samples = global_batch or workers * (worker_batch or 0)
     return math.exp(-local_steps * samples / time_constant)
 
@@ -141,8 +140,7 @@ def block_filter(
         Training with Intra-block Parallel Optimization and Blockwise Model-Update
         Filtering", ICASSP 2016.
     """
-    if gain not in GAINS:
-        raise UserError(f"gain={gain!r}: choose one of {', '.join(GAINS)}")
+    check_choice("gain", gain, GAINS)
     check_positive("zeta", zeta)
     if eta is not None and not 0 <= eta < 1:
         raise UserError(f"eta={eta}: block momentum must be in [0, 1)")
@@ -159,7 +157,8 @@ def block_filter(
 
         def filtered(velocity):
             """``eta D + zeta G``; the updates are -G."""
-            return jax.tree.map(lambda v, d: decay * v - scale * d, velocity, updates)
+            push = jax.tree.map(lambda d: scale * _wide(d), updates)
+            return jax.tree.map(lambda v, p: decay * v - p, velocity, push)
 
         velocity = filtered(state.velocity)
         if not nesterov:

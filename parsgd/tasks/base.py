@@ -8,6 +8,7 @@ For a batch of b slots with weights ``w_i`` (1 without padding, see
 For text, ``crossentropy_i`` is the mean over the tokens of window i.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,8 +100,8 @@ def classification(
         >>> sorted(task.metrics(params, model_state, batch))
         ['accuracy', 'loss']
     """
-    if l2 < 0:
-        raise UserError(f"l2={l2}: a penalty must be 0 or more.")
+    if not 0 <= l2 < math.inf:
+        raise UserError(f"l2={l2}: a penalty must be 0 or more, and finite.")
     validate(data)
     if isinstance(model, Classifier):
         model = model.for_classes(data.classes)

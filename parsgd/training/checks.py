@@ -47,6 +47,21 @@ def check_run(
     check_local_steps(plan, phases)
 
 
+def unreached(plan: Plan, phases: Sequence[Phase]) -> list[str]:
+    """A line for each phase that would begin after the run's end.
+
+    Args:
+        plan: The work.
+        phases: The algorithm's phases.
+    """
+    return [
+        f"warning: the algorithm would change at step {phase.start:,}, and the run has "
+        f"{counted(plan.steps, 'step')}: it stays what it is before"
+        for phase in phases
+        if phase.start >= plan.steps
+    ]
+
+
 def check_local_steps(plan: Plan, phases: Sequence[Phase]) -> None:
     """Refuse a number of local steps that the algorithm would not follow.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parsgd.environment import machine
+from parsgd.environment import link, machine
 from parsgd.placement.devices import Placement
 
 EARLIER = ("earlier_workers", "earlier_settings", "earlier_placements")
@@ -53,7 +53,8 @@ def earlier(
 def place_of(placement: Placement) -> dict[str, Any]:
     """What seconds depend on besides the run: the placement and its hardware."""
     device = placement.own_device
-    place = {
+    place: dict[str, Any] = {"link": link()} if link() else {}
+    place |= {
         "kind": placement.kind,
         "devices": len(placement.devices),
         "processes": placement.processes,

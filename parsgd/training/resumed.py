@@ -40,6 +40,8 @@ def resume(
         meta = resumed.meta
         plan = resumed_plan(plan, phases, meta, in_rounds)
         keeper.lines += other_end(plan, meta)
+        if keeper.changed:  # as to a lower rate, at which it need not diverge
+            meta["counts"].pop("bad_rounds", None)
         if plan.steps <= meta["step"]:  # no step is run here
             place = meta.get("place", place)
     return plan, earlier(meta, plan.order.workers, keeper.changed, place)

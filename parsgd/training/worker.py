@@ -13,7 +13,7 @@ from parsgd.core import Params, Phase, State, TrainState, init_state, no_sync, r
 from parsgd.data.order import Order
 from parsgd.errors import UserError, raised_at, stage
 from parsgd.gradient import BatchUnion
-from parsgd.lanes import shared_outputs, together
+from parsgd.lanes import prefixed, shared_outputs, together
 from parsgd.reducers.nonfinite import skips_steps
 from parsgd.tasks import Batch, Task
 from parsgd.training.checks import check_kept, check_model_state, check_params
@@ -23,6 +23,7 @@ from parsgd.training.union import large_steps, union_of
 # Xeon had, of MLPs with one-bit SGD, top-k and PowerSGD, 0.5 of the speed of one device
 # with 9e5 operations, 1.1 with 2e7 and 1.0 to 1.4 of it with 5e7 to 5e8.
 SPREAD_BYTES, SPREAD_FLOPS = 64 << 20, 1.5e7
+SAME_DATA = (True, True, False, False)  # examples, but neither indices nor weights
 
 
 class Worker:
@@ -125,7 +126,8 @@ class Worker:
     def traffic(self, phase: int, local_steps: int) -> traffic.Traffic:
         """What one worker sends in one round of H local steps."""
         args = (self.spec, *self._data_spec(local_steps))
-        return traffic.trace(functools.partial(self.round, phase), self.workers, *args)
+        fn, same = functools.partial(self.round, phase), (self.shared, *SAME_DATA)
+        return traffic.trace(fn, self.workers, *args, shared=same)
 
     def readout_bytes(self, phase: int) -> float:
         """What one worker sends for a readout, if parameters are not shared."""
@@ -191,7 +193,7 @@ class Worker:
             shape = s.shape if same else (self.workers, *s.shape)
             return jax.ShapeDtypeStruct(shape, s.dtype)
 
-        return jax.tree.map(leaf, shared, spec)
+        return prefixed(leaf, shared, spec)
 
     def _data_spec(self, local_steps: int) -> tuple:
         """Abstract arguments of a round after the state."""
@@ -271,10 +273,8 @@ class Worker:
         def fn(*args):
             return self._round(strategy, *args)[0]
 
-        x, y, *rest = self._data_spec(1)
-        rest = self.stored(rest, jax.tree.map(lambda _: False, rest))
-        args = (self.stored(self.spec, shared), x, y, *rest)
-        same = (shared, True, True, False, False)
+        same = (shared, *SAME_DATA)
+        args = self.stored((self.spec, *self._data_spec(1)), same)
         return shared_outputs(fn, self.workers, args, same)
 
     def _shared(self) -> TrainState:
