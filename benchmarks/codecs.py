@@ -59,7 +59,7 @@ SHAPES = {
 }
 WORKERS = 8  # payloads decoded and averaged, as after a gather
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
-WINDOW = 0.002  # seconds at least
+WINDOW = 0.02  # seconds at least
 
 
 class Row(NamedTuple):
