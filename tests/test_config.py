@@ -266,15 +266,6 @@ def test_what_a_file_chose_is_known_unless_something_replaced_it(tmp_path):
         assert chosen_by(*words) == {k: v for k, v in usual.items() if k != replaced}
 
 
-# Sizes and budgets.
-
-
-# Scaling.
-
-
-# What a config may call.
-
-
 def test_only_known_packages_and_those_the_user_names_are_called():
     node = {"_target_": "textwrap.indent", "text": "x", "prefix": ">"}
     with pytest.raises(UserError, match=r"textwrap\.indent is not called"):

@@ -41,13 +41,19 @@ DOCS = ROOT / "docs"
 
 
 @each_document
-def test_K5_python_blocks_run(path, tmp_path, monkeypatch):
+def test_K5_python_blocks_run(path, tmp_path, monkeypatch, capsys):
+    """And print what stands beside their ``print``, to the digits shown."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": path.stem}
     for block in blocks(path):
         if block.language == "python" and not (block.file or "").startswith("tests/"):
             source = "\n" * (block.line - 1) + block.text  # errors name the line
+            capsys.readouterr()
             exec(compile(source, str(path), "exec"), namespace)
+            said = capsys.readouterr().out
+            for shown in re.findall(r"^print\(.*\)  # (.+)$", block.text, re.M):
+                parts = [re.escape(part) for part in re.split(r"\.\.\.,? ?", shown)]
+                assert re.search(r"\d*\s+".join(parts), said), f"not {shown}: {said}"
 
 
 # Optuna's import warns of what it uses of other packages.

@@ -11,9 +11,9 @@ from parsgd.placement.devices import place
 def test_auto_says_why():
     assert place(8, identical=True).kind == "vmap"
     assert "one copy" in place(8, identical=True).describe()
-    large = place(8, identical=True, large_steps=True)
+    large = place(8, identical=True, spread=True)
     assert large.describe() == place(8).describe().replace(
-        "workers differ between rounds", "large steps"
+        "workers differ between rounds", "long gradients"
     )
     spread = place(8)
     assert spread.workers == 8 and "core" in spread.reason

@@ -79,6 +79,35 @@ def test_placements_agree_on_the_whole_state(name):
             np.testing.assert_allclose(spread, apart, rtol=1e-4, atol=1e-7)
 
 
+# With a large eps: a gradient that is nothing but rounding would become a whole step.
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(0.01, eps=1e-3),
+    "lamb": lambda: optax.lamb(0.01, eps=1e-3),
+    "rmsprop": lambda: optax.rmsprop(0.01, eps=1e-3, momentum=0.9),
+    "lars": lambda: optax.lars(0.1),
+    "nesterov": lambda: optax.sgd(optax.exponential_decay(0.1, 4, 0.5), 0.9, True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", range(len(ZOO)), ids=[*ZOO])
+def test_any_optimizer_trains_alike_in_other_placements(at):
+    row, optimizer = [*ZOO.values()][at], [*OPTIMIZERS.values()][at % len(OPTIMIZERS)]
+    ends = []
+    for kind, devices in (("vmap", None), ("shard_map", 2)):
+        run = parsgd.fit(
+            tiny(), row.make(optimizer()), workers=4, worker_batch=4, epochs=1,
+            local_steps=row.local_steps, placement=kind, devices=devices,
+        )  # fmt: skip
+        assert run.status == "completed"
+        ends.append(run.readout)
+    start = tiny().init(jax.random.key(0))[0]
+    assert any(np.abs(ends[0][k] - start[k]).max() > 1e-3 for k in start)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *ends
+    )
+
+
 def test_pmap_with_one_lane_agrees():
     reference, *_ = by_lanes("local_sgd", 4)
     state, *_ = state_after("local_sgd", 4, "pmap")

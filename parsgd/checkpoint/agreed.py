@@ -3,7 +3,6 @@
 import errno
 import json
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parsgd import cluster
 from parsgd.checkpoint.lock import owner
 from parsgd.checkpoint.settings import NEWEST
+from parsgd.checkpoint.waiting import until
 from parsgd.errors import FolderError, UserError, first_line
 
 if TYPE_CHECKING:
     from parsgd.checkpoint.store import Store
 
 T = TypeVar("T")
-# Until a file is seen by all: over NFS what a folder holds is known for 30 s, usually.
-SHARED_SECONDS = 40.0
 # What a process may lack, as Python and as the libraries beneath say it.
 WANTED = {
     errno.EACCES,
@@ -77,13 +75,13 @@ def offered(
     found = json.loads(cluster.agree("checkpoints on offer", json.dumps(found)))
     if found["why"]:
         raise FolderError(found["why"])
-    deadline = time.monotonic() + SHARED_SECONDS
-    wait = bool(found["steps"])
-    with cluster.busy():
-        while wait and found["chosen"] not in store.steps():
-            time.sleep(0.1)
-            store.look_again()
-            wait = time.monotonic() < deadline
+
+    def visible() -> bool:
+        store.look_again()
+        return found["chosen"] in store.steps()
+
+    if found["steps"]:
+        until(visible)
     return found["steps"], found["chosen"]
 
 
@@ -130,10 +128,7 @@ def shared_by_all(folder: Path) -> None:
     They would wait for each other's parts of a checkpoint.
     """
     wanted = cluster.agree("lock", owner(folder))
-    deadline = time.monotonic() + SHARED_SECONDS
-    with cluster.busy():
-        while not (same := owner(folder) == wanted) and time.monotonic() < deadline:
-            time.sleep(0.1)
+    same = until(lambda: owner(folder) == wanted)
     answers = cluster.exchange("folder", "" if same else socket.gethostname())
     other = next(((number, host) for number, host in enumerate(answers) if host), None)
     if other is None:

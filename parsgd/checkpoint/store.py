@@ -9,7 +9,6 @@ import contextlib
 import errno
 import json
 import os
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +21,9 @@ from etils import epath
 
 from parsgd import cluster
 from parsgd.checkpoint import leaves
-from parsgd.checkpoint.agreed import SHARED_SECONDS
 from parsgd.checkpoint.choice import chosen
 from parsgd.checkpoint.names import META, STATE, free, read_meta, steps_in
+from parsgd.checkpoint.waiting import until
 from parsgd.errors import UserError, first_line
 
 SUMS = "crc32"  # in the meta data
@@ -178,13 +177,12 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 path.rename(free(path.with_name(path.name + suffix)))
         cluster.agree("set aside", "")  # before the others look
-        self.look_again()
-        deadline = time.monotonic() + SHARED_SECONDS
-        with cluster.busy():
-            # What Orbax still listed it would not write again.
-            while {*steps} & {*self.steps()} and time.monotonic() < deadline:
-                time.sleep(0.1)
-                self.look_again()
+
+        def gone() -> bool:
+            self.look_again()
+            return not {*steps} & {*self.steps()}
+
+        until(gone)  # what Orbax still listed it would not write again
 
     def look_again(self) -> None:
         """Take notice of what others have changed in the folder."""

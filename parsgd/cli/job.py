@@ -42,6 +42,8 @@ from parsgd.train import fit
 from parsgd.training.evaluate import best_score
 
 log = logging.getLogger(__name__)
+# It tells of accelerators that it did not find, as if that was an error.
+logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 
 class Outcome(NamedTuple):

@@ -178,7 +178,7 @@ def place(
     kind: str = "auto",
     devices: int | Sequence[int] | None = None,
     identical: bool = False,
-    large_steps: bool = False,
+    spread: bool = False,
 ) -> Placement:
     """Decide where W workers run.
 
@@ -190,7 +190,7 @@ def place(
             pmap, auto).
         identical: Whether the workers' parameters stay equal in every step, as in
             all-reduced SGD; ``auto`` then shares one copy between all lanes.
-        large_steps: Whether gradients take long beside what they send, as those of
+        spread: Whether gradients take long beside what they send, as those of
             convolutions; ``auto`` then spreads identical workers of one process too.
 
     Returns:
@@ -228,7 +228,7 @@ def place(
         count = _largest_divisor(workers, len(found))
         reason = f"as asked{_too_few(found, workers)}"
     elif found[0].platform == "cpu":
-        if identical and not large_steps:
+        if identical and not spread:
             count, reason = 1, "workers stay equal: one copy, one device"
         else:
             usable = min(len(found), len(cores.usable()))
@@ -237,7 +237,7 @@ def place(
             if count < usable < workers:
                 on += f", as {workers} do not divide over {usable}"
             on += _too_few(found, workers)
-            why = "large steps" if identical else "workers differ between rounds"
+            why = "long gradients" if identical else "workers differ between rounds"
             reason = f"{why}: spread over {on}"
     else:
         count = _largest_divisor(workers, len(found))

@@ -125,8 +125,16 @@ def throughput(part: Part) -> Figure | None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     handles = []
-    for name, line in lines.items():
+    for name, line in sorted(lines.items()):
         look = line[0].look
+        runs = [
+            (workers_of(e.group), job.summary.get("samples_per_second"))
+            for e in line
+            for job in e.group.with_status("completed")
+            if e.row["n"] > 1
+        ]
+        if runs:
+            axes.plot(*zip(*runs, strict=True), ls="", marker=".", color=look.color)
         handles += axes.plot(
             [workers_of(e.group) for e in line],
             [e.row["samples_per_second"] for e in line],
@@ -144,7 +152,7 @@ def throughput(part: Part) -> Figure | None:
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_ylim(bottom=0)
     _finish(axes, "workers", "samples/s")
-    _title(axes, f"{part.task}: training throughput")
+    _title(axes, f"{part.task}: training throughput; dots: single runs")
     _legend(figure, handles)
     return figure
 

@@ -81,7 +81,7 @@ class Engine:
             kind=kind,
             devices=devices,
             identical=self.worker.identical,
-            large_steps=self.worker.gains_by_devices,
+            spread=self.worker.gains_by_devices,
         )
         self._shards = OnDevices(order, self.placement)
         self._turns = Turns(self.worker, self.placement)
