@@ -16,6 +16,7 @@ Tree = TypeVar("Tree")
 # speed with 128 to 512 KiB, 1.05 to 2.2 times that of one message for each array, and
 # with 1 MiB one MLP a fortieth of it (jax 0.10.2, medians of 7 windows).
 SMALL = 256 << 10
+# Below 0 nothing fits, and each array is a message of its own.
 _largest: ContextVar[float] = ContextVar("_largest", default=-1)
 
 
@@ -23,8 +24,8 @@ def small_together(fn: Callable) -> Callable:
     """``fn``, whose collectives send small arrays of one type as one array.
 
     For the CPU devices of one process. They are threads that meet for each array, which
-    takes longer than to copy a small one. A large copy XLA would divide over threads,
-    and those of the other devices, which wait for it, keep them.
+    takes longer than to copy a small one. XLA divides a large copy over its threads,
+    but these wait for the message in the other devices.
     """
 
     def run(*args):

@@ -14,7 +14,8 @@ _KNOWN: dict[int, tuple[weakref.ref, int]] = {}
 def data_checksum(data: Dataset) -> str:
     """The checksum of both splits' arrays; read-only arrays are read only once.
 
-    That of bytes which are standardised by column covers how, too.
+    Bytes that are standardised column by column are covered together with how: the same
+    bytes may be other inputs. One mean for all is left out, as in earlier checksums.
     """
     sums = [_checksum(x) for x in (*data.train, *data.test)]
     how = data.prepare

@@ -19,10 +19,10 @@ from parsgd.tasks import Batch, Task
 from parsgd.training.checks import check_kept, check_model_state, check_params
 from parsgd.training.union import large_steps, union_of
 
-# Of a state, of which each device has a copy; of a gradient. Two devices of a 2-core
-# Xeon had, of MLPs with one-bit SGD, top-k and PowerSGD, 0.5 of the speed of one device
-# with 9e5 operations, 1.1 with 2e7 and 1.0 to 1.4 of it with 5e7 to 5e8.
-SPREAD_BYTES, SPREAD_FLOPS = 64 << 20, 1.5e7
+SPREAD_BYTES = 64 << 20  # of a state, of which each device has a copy
+# Of a gradient. On two devices of a 2-core Xeon one-bit SGD, top-k and PowerSGD of MLPs
+# had 0.5 of one device's speed with 9e5, 1.1 with 2e7 and 1.0 to 1.4 with 5e7 to 5e8.
+SPREAD_FLOPS = 1.5e7
 SAME_DATA = (True, True, False, False)  # examples, but neither indices nor weights
 
 
