@@ -68,6 +68,15 @@ def test_rounds_to_nearest_within_the_range(top):
     assert np.abs(round_clipped(jnp.float32([np.nan, -np.nan]), top)).max() <= top
 
 
+def test_a_product_is_rounded_alike_wherever_it_is_computed():
+    """What is sent and what is taken off a residual may come of two loops."""
+    x = np.random.default_rng(0).uniform(-127, 127, 1 << 16).astype(np.float32)
+    scale = np.float32(0.7)
+    joined = jax.jit(lambda x, scale: round_clipped(x * scale, 127, fraction=15))
+    apart = round_clipped(jnp.asarray(x * scale), 127, fraction=15)
+    np.testing.assert_array_equal(joined(x, scale), apart)
+
+
 @pytest.mark.parametrize("top", [1, 2, 3, 15, 16, 127])
 def test_rounds_up_as_often_as_the_fraction_says(top):
     x = np.float32([top - 0.3, 0.25, 1e-3, -0.75, 0.1 - top, *SPECIAL])

@@ -375,9 +375,9 @@ def test_how_finely_costs_are_known_is_said(tmp_path):
     job(tmp_path / "3/4", workers=4, samples=2000)
     for workers in (1, 2):
         job(tmp_path / str(workers), workers=workers)
-    assert "at most 500 to 2,000 samples apart: smaller" in printed(tmp_path)
+    assert "at most 500 to 2,000 samples apart: less" in printed(tmp_path)
     (tmp_path / "3/4/result.json").unlink()
-    assert "evaluations lie at most 500 samples apart: smaller" in printed(tmp_path)
+    assert "evaluations lie at most 500 samples apart: less" in printed(tmp_path)
     assert "samples apart" not in printed(tmp_path / "1")
 
 
@@ -386,7 +386,7 @@ def test_unevenly_spaced_evaluations_are_told_by_their_widest_gap(tmp_path):
     lines = [line(n, 0.9, samples=end) for n, end in enumerate((0, *ends))]
     write_job(tmp_path / "uneven", lines, summary=SHORT)
     job(tmp_path / "other", workers=2, samples=700)
-    assert "at most 700 samples apart: smaller" in printed(tmp_path)
+    assert "at most 700 samples apart: less" in printed(tmp_path)
 
 
 def test_a_row_that_ends_below_the_target_that_it_reached_is_named(tmp_path):
@@ -415,3 +415,15 @@ def test_rows_of_different_versions_are_named(tmp_path, versions, named):
         file.write_text(json.dumps(result))
     said = "a mean over runs of different versions or machines"
     assert (said in printed(tmp_path)) == named
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_records_that_were_cut_short_are_told(tmp_path, kept):
+    for seed in (0, 1):
+        job(tmp_path / f"{seed}", seed=seed)
+    path = tmp_path / "1" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+    said = f"1 job completed, but metrics.jsonl lacks the end, as in {tmp_path / '1'}:"
+    assert said in printed(tmp_path)
+    job(tmp_path / "1", seed=1)
+    assert "lacks the end" not in printed(tmp_path)

@@ -192,18 +192,6 @@ def test_every_column_is_defined():
     assert all(c.title and c.meaning for c in results.COLUMNS.values())
 
 
-def test_records_that_were_cut_short_are_told(tmp_path):
-    fake_job(tmp_path / "0")
-    path = tmp_path / "0" / "metrics.jsonl"
-    whole = path.read_text()
-    for kept in ("", whole[: whole.rindex("\n", 0, -1) + 1]):
-        path.write_text(kept)
-        with pytest.raises(
-            UserError, match=r"lacks the last evaluation of result\.json"
-        ):
-            results.load(tmp_path)
-
-
 def test_runs_over_other_links_are_other_configurations(tmp_path):
     for name, link in (("a", "1 Gbit/s"), ("b", "10 Gbit/s"), ("c", "1 Gbit/s")):
         fake_job(tmp_path / name, seed=ord(name))

@@ -275,8 +275,16 @@ def test_the_start_is_not_the_best_to_go_on_from(tmp_path):
     ("error", "kind", "message"),
     [
         (MemoryError(), FolderError, "cannot be read now .*MemoryError"),
-        (PermissionError(errno.EACCES, "no"), FolderError, "give permission"),
-        (RuntimeError("RESOURCE_EXHAUSTED: out of memory"), FolderError, "make room"),
+        (
+            PermissionError(errno.EACCES, "no"),
+            FolderError,
+            "such as memory, permission",
+        ),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+            FolderError,
+            "such as memory, permission",
+        ),
         (FileNotFoundError(errno.ENOENT, "gone"), Unreadable, "gone"),
         (ValueError("it is torn"), Unreadable, "torn"),
     ],

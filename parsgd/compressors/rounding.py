@@ -32,9 +32,10 @@ def round_clipped(x: jax.Array, top: int, *, fraction: int = 0) -> jax.Array:
     """
     base = np.float32(1.5 * 2.0 ** (23 - fraction))
     zero, most = int(base.view(np.int32)), top << fraction
-    bits = lax.bitcast_convert_type(x + base, jnp.int32)
-    # Floats are ordered as their bits, negative ones below all others: what is beyond
-    # the mantissa's range is clipped as well.
+    # The maximum stands between x, a product, and the sum: merged into one operation in
+    # one loop and not in another, they would give other numbers to one value.
+    bits = lax.bitcast_convert_type(jnp.maximum(x, -top) + base, jnp.int32)
+    # Floats are ordered as their bits: what is beyond the mantissa is clipped as well.
     return jnp.clip(bits, zero - most, zero + most) - zero
 
 

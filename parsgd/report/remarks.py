@@ -11,6 +11,7 @@ from parsgd.results.export import no_spread
 from parsgd.results.identity import is_seed
 from parsgd.results.ranking import SHORT, describe_sort
 from parsgd.results.target import reached
+from parsgd.results.writing import METRICS, RESULT
 from parsgd.words import counted
 
 PAIRS = 3  # of folders, or of configurations, that are named
@@ -72,6 +73,7 @@ def doubts(groups: Sequence[Group], goals: Mapping[str, Target]) -> list[str]:
         goals: The target of each task.
     """
     found = [_sends_nothing(groups), _mixed_data(groups), _mixed_places(groups)]
+    found.append(_cut_short(groups))
     if len(groups) > 1 and any(goal.value is not None for goal in goals.values()):
         found += [_resolution(groups), _fell_back(groups, goals)]
     return [*filter(None, found)]
@@ -91,6 +93,24 @@ def _sends_nothing(groups: Sequence[Group]) -> str:
     return (
         f"{_named(found)}: nothing is sent: each worker trains alone, and only their "
         "average is evaluated"
+    )
+
+
+def _cut_short(groups: Sequence[Group]) -> str:
+    """Jobs whose records do not reach to their result."""
+    cut = [
+        job.folder
+        for group in groups
+        for job in group.with_status("completed")
+        if (end := (job.final or {}).get("round")) is not None
+        and not any(line.get("round") == end for line in job.metrics)
+    ]
+    if not cut:
+        return ""
+    return (
+        f"{counted(len(cut), 'job')} completed, but {METRICS} lacks the end, as in "
+        f"{cut[0]}: no curve and no target counts what is missing. Remove {RESULT} "
+        "there to run it again"
     )
 
 
@@ -161,7 +181,7 @@ def _resolution(groups: Sequence[Group]) -> str:
         return ""
     each = " to ".join(f"{x:,}" for x in dict.fromkeys((min(widest), max(widest))))
     apart = f"evaluations lie at most {each} samples apart"
-    return f"{apart}: smaller differences are not resolved"
+    return f"{apart}: less is not resolved"
 
 
 def _named(labels: Sequence[str]) -> str:

@@ -91,14 +91,6 @@ def read_job(folder: str | Path) -> Job:
     record = _read_result(folder / RESULT)
     metrics = _read_metrics(folder / METRICS)
     if record is not None:
-        last = (record.get("final") or {}).get("round")
-        kept = last is None or any(line.get("round") == last for line in metrics)
-        if record["status"] == "completed" and not kept:
-            raise UserError(
-                f"{folder / METRICS} lacks the last evaluation of {RESULT}, at round "
-                f"{last}: it was cut short. Remove {RESULT}, and its command or sweep "
-                "runs it again; or leave its folder out"
-            )
         return _finished(folder, record, metrics)
     where = "before it evaluated"
     if metrics:
